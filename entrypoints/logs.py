@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from entrypoints.errors import LaunchError, UsageError
@@ -10,6 +11,9 @@ from entrypoints.options import LOG_DIR
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """All but line feed and tab, and what turns the direction of writing."""
+
+MOST_LINES = 20
+"""Most lines of one kind about different nodes."""
 
 
 def log_folder(directory: Path, node_rank: int, hostname: str) -> Path:
@@ -40,6 +44,11 @@ def start_logging(node_rank: int, local_rank: int, folder: Path | None = None) -
 def printable(text: str) -> str:
     """The text with control characters escaped: texts of other nodes and programs must not command a terminal."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def limited(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
+    """The first of these lines, and a line with the number of the others."""
+    return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
 def quoted(value: str) -> str:

@@ -17,6 +17,7 @@ from entrypoints.host.network.agreement import odd_ones
 from entrypoints.job.hello import missing_gpus, say_hello
 from entrypoints.job.meeting import Meeting, Peer
 from entrypoints.job.node import Node
+from entrypoints.logs import limited
 from entrypoints.preflight import refuse
 from entrypoints.processes import Process, give_terminal, take_terminal
 from entrypoints.ray.node import RayNode
@@ -57,7 +58,7 @@ async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
     refuse({node.hostname: node.unfit} | {peer.hostname: peer.unfit for peer in peers}, node.options.report_directory)
     if peers:
         node.use_interface_of(_head_address(peers))
-        for sentence in odd_ones(_fabrics(node, peers)):
+        for sentence in limited(odd_ones(_fabrics(node, peers))):
             log.warning("%s", sentence)
     restarts = 0
     while True:
@@ -115,7 +116,7 @@ async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
     if node.options.ray is None:
         return await run_command(node, environment)
     ray = node.make_ray(secret, alone=not peers)
-    node.use_tls(_certificate(node, say_hello(node)["request"]))
+    node.use_tls(node.certify(say_hello(node)["request"]))
     cluster = ray.become_head(address)
     environment |= ray.client_environment(cluster)
     forming = _form_ray(node, peers, ray, address, cluster)
@@ -151,8 +152,7 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode, address: str, c
             await ray.start_head(address)
             node.watch_ray()
             for peer in peers:
-                certificate = _certificate(node, peer.request)
-                peer.channel.send(start_ray=cluster, addresses=node.addresses, certificate=certificate)
+                peer.channel.send(start_ray=cluster, addresses=node.addresses, certificate=peer.certificate)
             for awaited in peers:
                 waiting_for = f"Ray on {awaited.name}"
                 await awaited.ray_started.wait()
@@ -170,11 +170,6 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode, address: str, c
         log.info(
             "Ray's dashboard is at %s; `launch attach -- printenv RAY_AUTH_TOKEN` on this node prints its token", url
         )
-
-
-def _certificate(node: Node, request: str | None) -> dict[str, str] | None:
-    """The certificate that a node requested; None without TLS."""
-    return node.authority.sign(request) if node.authority is not None and request is not None else None
 
 
 def _fabrics(node: Node, peers: list[Peer]) -> dict[str, Mapping[str, Any]]:

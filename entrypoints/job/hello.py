@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Mapping
+from types import NoneType
 from typing import Literal
 
 from entrypoints.host.accelerators import count_gpus, hidden_devices, may_use_gpus
@@ -10,7 +11,8 @@ from entrypoints.host.cpus import available_cpus
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import installed
 from entrypoints.job.node import Node
-from entrypoints.wire.channel import Message
+from entrypoints.logs import limited
+from entrypoints.wire.channel import MalformedError, Message, field, shortened
 from entrypoints.wire.rendezvous import own_addresses
 
 _MUST_AGREE = {
@@ -22,6 +24,21 @@ _MUST_AGREE = {
     "image": "image",
     "tls": "--tls",
 }
+
+_FORM: dict[str, tuple[type, ...]] = {
+    "rank": (int,),
+    "local_rank": (int,),
+    "hostname": (str,),
+    "cpus": (int,),
+    "gpus": (int,),
+    "fabric": (dict,),
+    "unfit": (list,),
+    "clock": (int, float),
+    "request": (str, NoneType),
+}
+_OF_A_FINDING = ("check", "message", "fix")
+_LONGEST_FINDING = 1_000
+"""Characters of a text of a finding in the hello."""
 
 MOST_SKEW = 60.0
 """Most seconds between two nodes' clocks. Beyond that tokens expire and logs mislead."""
@@ -36,7 +53,7 @@ def say_hello(node: Node) -> Message:
         "cpus": available_cpus() if (cpus := _named(node, "cpus")) is None else cpus,
         "gpus": usable_gpus(_named(node, "gpus"), node.host.target, node.environment, Tree()),
         "fabric": node.host.fabric.summary(),
-        "unfit": list(node.unfit),
+        "unfit": [{name: shortened(text, _LONGEST_FINDING) for name, text in found.items()} for found in node.unfit],
         "clock": time.time(),
         "job_id": node.allocation.job_id,
         "node_count": node.allocation.node_count,
@@ -49,11 +66,20 @@ def say_hello(node: Node) -> Message:
     }
 
 
+def check_form(hello: Message) -> None:
+    """Raise MalformedError unless all values that a job reads from a hello are of the right type."""
+    for name, kinds in _FORM.items():
+        field(hello, name, *kinds)
+    for found in hello["unfit"]:
+        if not isinstance(found, dict) or any(not isinstance(found.get(name), str) for name in _OF_A_FINDING):
+            raise MalformedError(f"unfit holds {shortened(repr(found), 100)}")
+
+
 def objection(ours: Message, theirs: Message) -> str | None:
-    """Why the head refuses a node, or None. The sender of `theirs` has proved that it knows the token."""
-    for field, label in _MUST_AGREE.items():
-        if ours.get(field) != theirs.get(field):
-            there, here = ("none" if value is None else value for value in (theirs.get(field), ours.get(field)))
+    """Why the head refuses a node, or None. `theirs` has the right form, from a node that knows the token."""
+    for name, label in _MUST_AGREE.items():
+        if ours.get(name) != theirs.get(name):
+            there, here = ("none" if value is None else value for value in (theirs.get(name), ours.get(name)))
             return f"{label} differs: {there} there, {here} on the head"
     if abs(skew := theirs["clock"] - time.time()) > MOST_SKEW:
         return f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the head's"
@@ -90,4 +116,6 @@ def missing_gpus(announced: Mapping[str, int], found: Mapping[str, int]) -> str:
     fewer = {host: count for host, count in announced.items() if found.get(host, count) < count}
     if not fewer:  # Ray calls the hosts by other names
         return f"Ray found {sum(found.values())} of {sum(announced.values())} GPUs"
-    return "Ray found " + ", ".join(f"{found[host]} of {count} GPUs on {host}" for host, count in fewer.items())
+    return "Ray found " + ", ".join(
+        limited([f"{found[host]} of {count} GPUs on {host}" for host, count in fewer.items()])
+    )

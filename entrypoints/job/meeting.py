@@ -5,15 +5,16 @@ Each connection becomes a peer, a waiting task, or a recorded reason why a node 
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from entrypoints.errors import DetectionError, JobEndedError, LaunchError, NodeLostError, PeersMissingError
-from entrypoints.job.hello import objection, unverified
+from entrypoints.job.absences import Absences
+from entrypoints.job.hello import check_form, objection, unverified
 from entrypoints.job.node import Node, node_name
-from entrypoints.wire.channel import HEARTBEAT, Channel, ChannelLostError, Message
-from entrypoints.wire.handshake import StrangerError
+from entrypoints.wire.channel import HEARTBEAT, Channel, ChannelLostError, MalformedError, Message, field
 from entrypoints.wire.listener import Listener
 from entrypoints.wire.network import LOOPBACK, addresses_for_peers, is_own, resolve
 
@@ -24,12 +25,10 @@ _GOODBYE = 1.0
 _LATE = 2 * HEARTBEAT
 """Seconds without a message after which a node may be lost."""
 _OWN_PORT = "a --control-port of its own, equal on all of its nodes"
-_MOST_REFUSED = 20
-"""Most lines about refused nodes, in the log and in the final message."""
 _SPARE_CONNECTIONS = 64
 """Connections without a proof, beyond one for each task of the job, that the head keeps open."""
 _DNS_PATIENCE = 3.0
-"""Seconds for resolving the other hosts' names, of the missing ones after the deadline."""
+"""Seconds for resolving hosts' names: at the start, and of the missing ones before the deadline."""
 _TRANSLATION = 5.0
 """Seconds in which the head's name must lead to this host if it is none of its own addresses."""
 _LOOK_AGAIN = 0.5
@@ -54,14 +53,14 @@ class Peer:
     """Its `Fabric.summary()`."""
     unfit: list[Message]
     """Its preflight's failures; any of them stops the job."""
-    request: str | None
-    """Its certificate signing request; None without TLS."""
+    certificate: dict[str, str] | None
+    """Its `NodeKey`'s certificate; None without TLS."""
     in_cluster: bool
     """Whether it takes part in the cluster that runs or forms. Other nodes are spares."""
     trouble: str = ""
     """Why its last start of Ray failed and was repeated, to be appended to a message."""
-    ray_started: asyncio.Event = field(default_factory=asyncio.Event)
-    ray_stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    ray_started: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    ray_stopped: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
@@ -79,20 +78,14 @@ class Meeting:
         """The head's own hello, with which the others must agree."""
         self._members: dict[Channel, asyncio.Task[None]] = {}
         """Channels that hear how the job ended (peers and further tasks of any node), each with its listening task."""
-        self._causes: dict[int, str] = {}
-        """The reason why each missing rank is missing, from nodes that know the token."""
-        self._claims: dict[int, str] = {}
-        """What strangers said about missing ranks."""
-        self._refused: dict[str, None] = {}
-        """Refusals for ranks that are not missing; an ordered set."""
-        self._logged: set[str] = set()
+        self._absences = Absences(node.allocation, node.control_port)
         self._complete = asyncio.Event()
         self.loss = asyncio.Event()
         """Set when a node is lost and enough nodes are left."""
         self._everybody = asyncio.Event()
         self._over = False
         tasks = max(node.allocation.node_count, node.allocation.task_count or 0)
-        self._listener = Listener(token, self._welcome, self._report_stranger, tasks + _SPARE_CONNECTIONS)
+        self._listener = Listener(token, self._welcome, self._absences.failed, tasks + _SPARE_CONNECTIONS)
 
     async def open(self) -> None:
         """Listen where the other nodes look for this one. Raises PeersMissingError if the port is taken."""
@@ -115,36 +108,52 @@ class Meeting:
         others = (allocation.hosts or ())[1 : 1 + _ASKED]
         if allocation.head is None:
             return []
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DNS_PATIENCE):
-                found = await addresses_for_peers(allocation.heads, others, self._node.control_port)
-                log.debug("the control port is open at %s", ", ".join(found) or "all addresses")
-                return found
-        return []
+        found = await addresses_for_peers(allocation.heads, others, self._node.control_port, self._dns_patience)
+        log.debug("the control port is open at %s", ", ".join(found) or "all addresses")
+        return found
+
+    @property
+    def _dns_patience(self) -> float:
+        return min(_DNS_PATIENCE, self._node.seconds_left / 2)
 
     async def gather(self) -> list[Peer]:
         """Wait for all nodes and return them in order of rank.
 
         Raises PeersMissingError at the deadline, naming each missing node with the reason.
         """
-        expected = self._node.allocation.node_count - 1
         log.info("waiting for %d more nodes on port %d", self._wanted, self._node.control_port)
-        try:
-            await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
-        except TimeoutError:
-            missing, refused = await self._missing()
-            if self._node.options.min_nodes is not None and len(self.peers) >= self._enough:
-                log.warning("continuing with %d of %d nodes", len(self.peers) + 1, expected + 1)
-                for line in missing:
-                    log.warning("without %s", line)
-                self._complete.set()
-                return [self.peers[rank] for rank in sorted(self.peers)]
-            raise PeersMissingError(
-                f"{len(missing)} of {expected + 1} nodes missing after {self._node.options.deadline:g} s\n"
-                + "\n".join(f"  {line}" for line in missing + refused),
-                f"each node must reach the head on port {self._node.control_port} with the same token",
-            ) from None
+        patience = self._dns_patience
+        if not await self._all_met(self._node.seconds_left - patience):
+            # The deadline is near: look up the missing nodes' names while waiting for them.
+            lookups = asyncio.create_task(self._absences.look_up(self._missing, patience))
+            if not await self._all_met(self._node.seconds_left):
+                await lookups
+                self._go_on_without(self._missing)
+            lookups.cancel()
         return [self.peers[rank] for rank in sorted(self.peers)]
+
+    async def _all_met(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._complete.wait(), seconds)
+        return self._complete.is_set()
+
+    @property
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(1, self._node.allocation.node_count) if rank not in self.peers]
+
+    def _go_on_without(self, missing: list[int]) -> None:
+        """Let the job start without the missing nodes. Raises PeersMissingError if it needs more than are there."""
+        count, lines = self._node.allocation.node_count, self._absences.lines(missing)
+        if self._node.options.min_nodes is None or len(self.peers) < self._enough:
+            raise PeersMissingError(
+                f"{len(missing)} of {count} nodes missing after {self._node.options.deadline:g} s\n"
+                + "\n".join(f"  {line}" for line in lines),
+                f"each node must reach the head on port {self._node.control_port} with the same token",
+            )
+        log.warning("continuing with %d of %d nodes", len(self.peers) + 1, count)
+        for line in lines:
+            log.warning("without %s", line)
+        self._complete.set()
 
     def choose(self) -> list[Peer]:
         """The peers of the next cluster, in order of rank; the others are spares."""
@@ -178,9 +187,9 @@ class Meeting:
         del self.peers[peer.rank]
         peer.channel.send(exit=error.exit_code, cause=error.message)  # it may still be connected and wait for this
         if not peer.in_cluster:
-            log.warning("%s; it was a spare", error.message)
+            log.warning("a spare is lost: %s", error.message)
             return
-        log.warning("%s; continuing with %d nodes", error.message, min(len(self.peers), self._wanted) + 1)
+        log.warning("continuing with %d nodes: %s", min(len(self.peers), self._wanted) + 1, error.message)
         self.loss.set()
 
     def _all_tasks_here(self) -> bool:
@@ -202,10 +211,20 @@ class Meeting:
         await self._listener.end()
 
     async def _welcome(self, channel: Channel, hello: Message) -> None:
+        try:
+            check_form(hello)
+        except MalformedError as error:
+            channel.send(refused=str(error))
+            raise
         if why := objection(self._hello, hello) or self._double(hello) or self._unfit(hello):
             channel.send(refused=why)
-            self._record(hello, why)
+            self._absences.refused(hello["rank"], hello["hostname"], why, self.peers)
             return
+        try:
+            certificate = self._node.certify(hello["request"])
+        except ValueError as error:
+            channel.send(refused=str(error))
+            raise MalformedError(str(error)) from error
         if caveat := unverified(self._hello, hello):
             log.warning("%s: %s", node_name(hello["rank"], hello["hostname"]), caveat)
         channel.send(welcome={"launch_id": self._launch_id})
@@ -217,7 +236,7 @@ class Meeting:
                 while True:  # such a task only waits for the end
                     await channel.receive()
             equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
-            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"], hello["request"])
+            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"], certificate)
             in_time = not self._complete.is_set()
             await self._keep(Peer(hello["rank"], hello["hostname"], channel, *has, in_cluster=in_time))
         finally:
@@ -242,7 +261,7 @@ class Meeting:
     async def _keep(self, peer: Peer) -> None:
         """Listen to a peer until its channel is lost. Once all nodes have met, that is the loss of a node."""
         self.peers[peer.rank] = peer
-        self._causes.pop(peer.rank, None)
+        self._absences.joined(peer.rank)
         role = ", a spare" if self._complete.is_set() else ""
         log.info("%s joined from %s: %s%s", peer.name, peer.channel.peer_address, peer.equipment, role)
         if len(self.peers) >= self._wanted:
@@ -257,53 +276,21 @@ class Meeting:
                 self._lose(peer, NodeLostError(f"{peer.name} lost: {lost}"))
             else:
                 del self.peers[peer.rank]
-                self._causes[peer.rank] = f"joined, then lost: {lost}"
-                log.warning("%s disconnected: %s", peer.name, lost)
+                self._absences.lost(peer.rank, peer.name, str(lost))
 
     def _hear(self, peer: Peer, message: Message) -> None:
         if message.get("ray") == "started":
             peer.ray_started.set()
         elif "failed" in message:
-            self._node.extend_grace(int(message["status"]) - 128)
-            error = JobEndedError(int(message["status"]), str(message["failed"]), str(message.get("hint", "")))
+            status = field(message, "status", int)
+            self._node.extend_grace(status - 128)
+            error = JobEndedError(status, field(message, "failed", str), field(message, "hint", str))
             self._lose(peer, error)
         elif message.get("ray") == "slow":
-            peer.trouble = f": {message['cause']}"
+            peer.trouble = f": {field(message, 'cause', str)}"
             log.warning("%s starts Ray again, as one of its time limits passed%s", peer.name, peer.trouble)
         elif message.get("ray") == "stopped":
             peer.ray_stopped.set()
-
-    def _record(self, hello: Message, why: str) -> None:
-        """Remember why the head refused a node that knows the token."""
-        rank, host = hello.get("rank"), hello.get("hostname")
-        self._log_once(f"refused {host}: {why}")
-        if not isinstance(rank, int) or rank not in range(self._node.allocation.node_count):
-            return
-        if rank in self.peers or rank == 0:
-            if len(self._refused) < _MOST_REFUSED:
-                self._refused[f"{host} was refused as node {rank}: {why}"] = None
-        else:
-            self._causes[rank] = f"refused: {why}"
-
-    def _report_stranger(self, stranger: StrangerError, address: str) -> None:
-        """Remember a wrong proof. It never replaces a cause that a node of the job gave."""
-        self._log_once(f"refused {address}, which calls itself {node_name(stranger.rank, stranger.host)}: {stranger}")
-        if stranger.rank in range(1, self._node.allocation.node_count):
-            self._claims[stranger.rank] = f"{address} called itself this node: {stranger}"
-
-    def _log_once(self, line: str) -> None:
-        """Log a refusal, but never the same one twice: nodes try again, and strangers may flood the log."""
-        if line in self._logged or len(self._logged) > _MOST_REFUSED:
-            return
-        self._logged.add(line)
-        log.warning("%s", line if len(self._logged) <= _MOST_REFUSED else "further refusals are not logged")
-
-    async def _missing(self) -> tuple[list[str], list[str]]:
-        """Lines about the missing nodes, and lines about other possible reasons."""
-        allocation = self._node.allocation
-        ranks = [rank for rank in range(1, allocation.node_count) if rank not in self.peers]
-        lines = [f"{node_name(rank, allocation.host(rank))}: {await self._cause(rank)}" for rank in ranks]
-        return lines, list(self._refused)
 
     async def _refuse_elsewhere(self, heads: Sequence[str]) -> None:
         """Raise DetectionError if the others look for the head on another host. Returns once that is unlikely.
@@ -329,24 +316,6 @@ class Meeting:
                     "every node to a name of the first one, or list them all in SLIPWAY_HOSTS",
                 )
             await asyncio.sleep(_LOOK_AGAIN)
-
-    async def _cause(self, rank: int) -> str:
-        if cause := self._causes.get(rank):
-            return cause
-        claim = self._claims.get(rank)
-        return await self._unmet(rank) + (f"; {claim}" if claim else "")
-
-    async def _unmet(self, rank: int) -> str:
-        host = self._node.allocation.host(rank)
-        if host is None:
-            return "never connected"
-        try:
-            addresses = await asyncio.wait_for(resolve(host, self._node.control_port), _DNS_PATIENCE)
-        except TimeoutError:
-            return "never connected; its name server does not answer"
-        except OSError:
-            return "never connected; name does not resolve"
-        return f"never connected; its name resolves to {addresses[0]}"
 
 
 def _current_task() -> asyncio.Task[None]:

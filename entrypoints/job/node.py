@@ -152,6 +152,10 @@ class Node:
             self.run_in_background(self._keep_logs(self._mirror))
         return self.ray
 
+    def certify(self, request: str | None) -> dict[str, str] | None:
+        """On the head, the certificate that a node requests; None without TLS. Raises ValueError."""
+        return self.authority.sign(request or "") if self.authority is not None else None
+
     def use_tls(self, certificate: Mapping[str, str] | None) -> None:
         """Let Ray on this node use TLS with this node's certificate. Without TLS there is none."""
         assert self.ray is not None

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from types import NoneType
 
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
 from entrypoints.host.network.interfaces import bracketed
 from entrypoints.job.hello import say_hello
 from entrypoints.job.node import Node, node_name
-from entrypoints.wire.channel import Channel, ChannelLostError, Message
+from entrypoints.wire.channel import Channel, ChannelLostError, Message, field
 from entrypoints.wire.handshake import RefusedError, introduce
 from entrypoints.wire.network import LOOPBACK
 from entrypoints.wire.reach import UnreachableError, reach_head
@@ -82,10 +83,11 @@ async def _meet(node: Node, heads: Sequence[str], token: str) -> tuple[Channel, 
     )
     try:
         welcome = await introduce(channel, say_hello(node))
+        launch_id: str = field(welcome, "launch_id", str)
     except BaseException:
         await channel.close()
         raise
-    return channel, str(welcome["launch_id"])
+    return channel, launch_id
 
 
 async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
@@ -98,15 +100,15 @@ async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
             await node.end_ray()
             channel.send(ray="stopped")
         elif "exit" in message:
-            return int(message["exit"]), str(message["cause"])
+            return field(message, "exit", int), field(message, "cause", str)
 
 
 async def _join_ray(node: Node, channel: Channel, order: Message, secret: str) -> None:
-    cluster = str(order["start_ray"])
+    cluster: str = field(order, "start_ray", str)
     try:
-        node.reach_directly(order["addresses"])
+        node.reach_directly([str(address) for address in field(order, "addresses", list)])
         ray = node.make_ray(secret)
-        node.use_tls(order.get("certificate"))
+        node.use_tls(field(order, "certificate", dict, NoneType))
         await ray.start_worker(channel.local_address, cluster, lambda cause: channel.send(ray="slow", cause=cause))
         node.watch_ray()
         node.allow_attach(cluster)
@@ -128,4 +130,4 @@ async def _report(node: Node, channel: Channel, error: LaunchError) -> None:
     except (ChannelLostError, TimeoutError):
         return
     if message["exit"] != error.exit_code:
-        raise JobEndedError(int(message["exit"]), str(message["cause"]) or error.message)
+        raise JobEndedError(field(message, "exit", int), field(message, "cause", str) or error.message)

@@ -41,9 +41,7 @@ class ClusterNote:
     """The addresses of the job's nodes."""
 
 
-def leave_note(
-    directory: Path, job_id: str, environment: Mapping[str, str], addresses: Sequence[str] = ()
-) -> None:
+def leave_note(directory: Path, job_id: str, environment: Mapping[str, str], addresses: Sequence[str] = ()) -> None:
     """Write this node's note into its Ray directory, readable by this user only."""
     temporary = directory / f".{_NOTE}"  # renamed below, so that nobody reads half a note
     temporary.touch(mode=0o600)

@@ -13,6 +13,7 @@ from entrypoints.errors import RayFailedError
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
@@ -69,11 +70,15 @@ class Authority:
 
     def sign(self, request: str) -> dict[str, str]:
         """The `certificate` that a node requests, and that of the `authority`, as PEM. Raises ValueError."""
-        asked = x509.load_pem_x509_csr(request.encode())
-        key = asked.public_key()
-        if not (asked.is_signature_valid and isinstance(key, ec.EllipticCurvePublicKey)):
-            raise ValueError("the request is not signed by its key")
-        names = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        try:
+            asked = x509.load_pem_x509_csr(request.encode())
+            key = asked.public_key()
+            names = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            signed = asked.is_signature_valid
+        except (ValueError, x509.ExtensionNotFound, UnsupportedAlgorithm) as error:
+            raise ValueError(f"it is no certificate request for addresses: {error}") from error
+        if not (signed and isinstance(key, ec.EllipticCurvePublicKey)):
+            raise ValueError("the certificate request is not signed by its key")
         unsigned = _builder("node", key, "job").add_extension(names, critical=False)
         unsigned = unsigned.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         return {

@@ -23,8 +23,10 @@ SILENCE = 10.0
 """Seconds without a message after which the other side counts as lost; less than Ray's own 15 to 65 s."""
 LONGEST_LINE = 1_024
 """Bytes of a line of the handshake; the limit of the streams on both sides."""
-LONGEST_MESSAGE = 65_536
-"""Bytes of a message."""
+LONGEST_MESSAGE = 1_048_576
+"""Bytes of a message; it may list the addresses of all nodes."""
+LONGEST_TEXT = 10_000
+"""Characters of a text in a message, like a cause that names each of a thousand nodes. The rest is left out."""
 _LENGTH, _MAC = 4, 32
 FOREIGN = "it does not speak this protocol"
 Message = dict[str, Any]
@@ -32,6 +34,13 @@ Message = dict[str, Any]
 
 class ChannelLostError(Exception):
     """The other side is gone. The message tells how that was noticed."""
+
+
+class MalformedError(ChannelLostError):
+    """The other side, which knows the token, sent a message of the wrong form."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"it sent a message of the wrong form: {problem}")
 
 
 class Channel:
@@ -81,7 +90,11 @@ class Channel:
         self._beating = asyncio.create_task(self._beat())
 
     def send(self, **message: Any) -> None:
-        """Queue a message. If the connection is broken, `receive` raises. Raises ValueError if it is too long."""
+        """Queue a message, whose texts are shortened. If the connection is broken, `receive` raises.
+
+        Raises ValueError if it is too long.
+        """
+        message = {name: shortened(value) if isinstance(value, str) else value for name, value in message.items()}
         text = json.dumps(message).encode()
         if len(text) > LONGEST_MESSAGE:
             raise ValueError(f"a message of {len(text)} bytes is too long")
@@ -111,7 +124,10 @@ class Channel:
             raise ChannelLostError("somebody altered or replayed a message")
         self._received += 1
         self._heard = time.monotonic()
-        return parse(text)
+        try:
+            return parse(text)
+        except ChannelLostError:
+            raise MalformedError("it is not a JSON object") from None
 
     async def _beat(self) -> None:
         while True:
@@ -144,6 +160,20 @@ def parse(text: bytes) -> Message:
     if not isinstance(message, dict):
         raise ChannelLostError(FOREIGN)
     return message
+
+
+def field(message: Message, name: str, *kinds: type) -> Any:
+    """The value of a field of a message, which must be of one of these kinds. Raises MalformedError."""
+    if name not in message:
+        raise MalformedError(f"{name} is missing")
+    if type(message[name]) not in kinds:
+        raise MalformedError(f"{name} is {shortened(repr(message[name]), 100)}")
+    return message[name]
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """The text, or its start and the number of characters that are left out."""
+    return text if len(text) <= longest else f"{text[:longest]}… and {len(text) - longest} more characters"
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -15,7 +15,7 @@ import hmac
 import re
 from collections.abc import Iterator
 
-from entrypoints.wire.channel import FOREIGN, Channel, ChannelLostError, Message
+from entrypoints.wire.channel import FOREIGN, Channel, ChannelLostError, Message, field
 from entrypoints.wire.secret import nonce, proof, session_key
 
 PROTOCOL = 2
@@ -46,7 +46,9 @@ class StrangerError(UnprovenError):
 
 
 async def greet(channel: Channel, token: str, challenge: str | None = None) -> Message:
-    """The head's side: secures the channel and returns the worker's hello. Raises StrangerError or ChannelLostError.
+    """The head's side: secures the channel and returns the worker's hello.
+
+    Raises StrangerError, MalformedError of a worker that knows the token, or ChannelLostError.
 
     `challenge` is the head's nonce. The head must answer the hello with `welcome` or `refused`.
     """
@@ -63,7 +65,8 @@ async def greet(channel: Channel, token: str, challenge: str | None = None) -> M
                 raise StrangerError(rank, host)
             channel.send_line(proof=proof(token, "head", nonces))
             channel.secure(session_key(token, "head", nonces), session_key(token, "worker", nonces))
-            return _object(await channel.receive(), "hello")
+            hello: Message = field(await channel.receive(), "hello", dict)
+            return hello
 
 
 async def introduce(channel: Channel, hello: Message) -> Message:
@@ -77,7 +80,8 @@ async def introduce(channel: Channel, hello: Message) -> Message:
             answer = await channel.receive()
     if "refused" in answer:
         raise RefusedError(str(answer["refused"]))
-    return _object(answer, "welcome")
+    welcome: Message = field(answer, "welcome", dict)
+    return welcome
 
 
 async def demand_proof(channel: Channel, token: str, rank: int, hostname: str) -> None:
@@ -120,13 +124,6 @@ def _time_limit() -> Iterator[None]:
         yield
     except TimeoutError:
         raise ChannelLostError(f"no handshake within {PATIENCE:.0f} s") from None
-
-
-def _object(message: Message, name: str) -> Message:
-    found = message.get(name)
-    if not isinstance(found, dict):
-        raise ChannelLostError(FOREIGN)
-    return found
 
 
 def _rank(line: Message) -> int:

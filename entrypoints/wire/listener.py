@@ -11,7 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
+from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, MalformedError, Message
 from entrypoints.wire.handshake import StrangerError, greet, read_challenge
 from entrypoints.wire.secret import nonce
 
@@ -32,12 +32,12 @@ class Listener:
         self,
         token: str,
         admit: Callable[[Channel, Message], Awaitable[None]],
-        report: Callable[[StrangerError, str], None],
+        report: Callable[[StrangerError | MalformedError, str], None],
         most_strangers: int,
     ) -> None:
         """`admit` gets each channel that has proved itself, with its hello, and keeps it open until it returns.
 
-        `report` gets wrong proofs with the address that they came from.
+        `report` gets wrong proofs, and wrong messages after a right one, with the address that they came from.
         """
         self._token = token
         self._admit, self._report = admit, report
@@ -110,8 +110,8 @@ class Listener:
             self._challenges.discard(challenge)
             self._strangers.pop(_current_task(), None)
             await self._admit(channel, hello)
-        except StrangerError as stranger:
-            self._report(stranger, address)
+        except (StrangerError, MalformedError) as error:
+            self._report(error, address)
         except ChannelLostError as lost:
             log.debug("a connection from %s failed: %s", address, lost)
         finally:

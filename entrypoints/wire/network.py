@@ -5,7 +5,7 @@ import ipaddress
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LOOPBACK = "127.0.0.1"
 """Where the tasks of a single node meet."""
@@ -36,10 +36,13 @@ async def resolve(host: str, port: int) -> list[str]:
             addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         except (OSError, UnicodeError) as error:  # UnicodeError: IDNA cannot encode the name
             failure = error if isinstance(error, OSError) else OSError(f"not a host name: {error}")
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, addresses, failure)
 
-    threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
+    try:
+        threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(f"no thread to look it up: {error}") from error
     return await result
 
 
@@ -56,20 +59,50 @@ def cause_of(error: Exception) -> str:
             return str(error)
 
 
-async def addresses_for_peers(heads: Sequence[str], others: Sequence[str], port: int) -> list[str]:
+async def resolve_within(seconds: float, hosts: Iterable[str], port: int) -> dict[str, list[str] | OSError]:
+    """The addresses of each host, looked up side by side; its error if it has none, TimeoutError if it is late.
+
+    Each lookup takes a thread.
+    """
+
+    async def look_up(host: str) -> list[str] | OSError:
+        try:
+            return await resolve(host, port)
+        except OSError as error:
+            return error
+
+    lookups = {host: asyncio.create_task(look_up(host)) for host in dict.fromkeys(hosts)}
+    try:
+        if lookups:
+            await asyncio.wait(lookups.values(), timeout=seconds)
+        return {host: lookup.result() if lookup.done() else TimeoutError() for host, lookup in lookups.items()}
+    finally:
+        for lookup in lookups.values():
+            lookup.cancel()
+
+
+async def addresses_for_peers(heads: Sequence[str], others: Sequence[str], port: int, seconds: float) -> list[str]:
     """The addresses of this host at which the others look for it under the names in `heads`; empty if that is unsure.
 
     It is sure if every name of this host is one of its own addresses, or resolves to them here, and packets to the
     `others` leave from one of them. It is unsure behind address translation, where the name leads to an address that
-    this host does not have, and where this host resolves its own name in another way than the others do.
+    this host does not have, where this host resolves its own name in another way than the others do, and where the
+    name server takes longer than `seconds`.
     """
+    answers = await resolve_within(seconds, [*heads, *others], port)
+
+    def addresses(name: str) -> list[str]:
+        answer = answers[name]
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
     try:
-        found = [address for name in heads for address in await resolve(name, port)]
-        own = list(dict.fromkeys(found))
+        own = list(dict.fromkeys(address for name in heads for address in addresses(name)))
         literal = set(own) == set(heads)
         if not all(map(is_own, own)) or (not literal and any(map(is_loopback, own))):
             return []
-        routes = [_source(address) for name in others for address in (await resolve(name, port))[:1]]
+        routes = [_source(address) for name in others for address in addresses(name)[:1]]
     except OSError:
         return []
     return own if literal or (routes and set(routes) <= set(own)) else []

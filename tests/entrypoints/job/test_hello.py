@@ -8,7 +8,8 @@ import pytest
 from entrypoints.host.settings import examine_host
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import DISTRIBUTION, image_identity, slipway_version
-from entrypoints.job.hello import objection, unverified
+from entrypoints.job.hello import check_form, objection, unverified
+from entrypoints.wire.channel import MalformedError
 from tests.entrypoints.hosts import HostTree
 
 CUDA = {"version": "0.2.0", "target": "cuda", "variant": "cu130", "lock": "sha256:aa"}
@@ -55,3 +56,40 @@ def test_outside_an_image_the_distribution_tells_the_version(monkeypatch: pytest
     monkeypatch.setattr("importlib.metadata.version", {DISTRIBUTION: "0.3.0"}.__getitem__)
     assert slipway_version({}) == "0.3.0"
     assert image_identity({}) is None
+
+
+FORM = {
+    **hello_of(),
+    **{"local_rank": 0, "hostname": "n1", "cpus": 8, "gpus": 0, "fabric": {}, "unfit": [], "request": None},
+}
+
+
+def test_a_hello_of_the_right_form_is_accepted() -> None:
+    finding = {"check": "disk", "verdict": "fail", "message": "full", "fix": "free some"}
+    check_form({**FORM, "unfit": [finding], "request": "PEM"})
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"rank": "1"}, "rank is '1'"),
+        ({"rank": True}, "rank is True"),
+        ({"gpus": 1.5}, "gpus is 1.5"),
+        ({"hostname": None}, "hostname is None"),
+        ({"hostname": ["x" * 10**6]}, "more characters"),
+        ({"fabric": []}, "fabric is \\[\\]"),
+        ({"clock": "now"}, "clock is 'now'"),
+        ({"request": 5}, "request is 5"),
+        ({"unfit": ["disk"]}, "unfit holds 'disk'"),
+        ({"unfit": [{"check": "disk", "message": "full"}]}, "unfit holds {'check'"),
+    ],
+)
+def test_a_hello_of_the_wrong_form_says_what_is_wrong(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(MalformedError, match=problem):
+        check_form({**FORM, **change})
+
+
+@pytest.mark.parametrize("name", ["rank", "local_rank", "hostname", "cpus", "gpus", "fabric", "unfit", "clock"])
+def test_a_hello_lacks_nothing(name: str) -> None:
+    with pytest.raises(MalformedError, match=f"{name} is missing"):
+        check_form({key: value for key, value in FORM.items() if key != name})

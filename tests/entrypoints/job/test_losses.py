@@ -151,7 +151,7 @@ def test_a_node_that_comes_back_waits_and_is_used_after_the_next_loss(start_node
     passing = start_node(1, "--no-ray", "--", "true", **THREE)  # comes and goes: the others go on
     wait_for_line(head, ", a spare")
     passing.signal_all(signal.SIGKILL)
-    wait_for_line(head, "it was a spare")
+    wait_for_line(head, "a spare is lost: ")
     back = start_node(1, "--no-ray", "--", "true", **THREE)
     wait_for_line(head, ", a spare")
     workers[1].signal_all(signal.SIGKILL)

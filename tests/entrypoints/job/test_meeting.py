@@ -67,6 +67,23 @@ def test_a_missing_node_is_named_with_its_cause(start_node: Start) -> None:
     assert "node 1 (worker-1.invalid): never connected; name does not resolve" in ended.stderr
 
 
+def test_many_missing_nodes_are_named_in_a_short_message_at_the_deadline(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,gpu-[002-899].invalid", "SLIPWAY_DEADLINE": "6"}
+    began = time.monotonic()
+    head = start_node(0, "--no-ray", "--", "true", **hosts)
+    other = start_node(899, "--no-ray", "--", "true", **hosts, SLIPWAY_TOKEN="open barley, not the other")
+    worker = start_node(1, "--no-ray", "--", "true", **hosts)
+    told, heard = head.wait(), worker.wait()
+    assert time.monotonic() - began < 20
+    assert (told.status, heard.status, other.wait().status) == (12, 12, 12)
+    for ended in (told, heard):
+        assert "898 of 900 nodes missing after 6 s" in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert "node 899 (gpu-899.invalid): never connected; name does not resolve; 127.0.0.1 called" in ended.stderr
+        assert "and 878 more: gpu-[021-898].invalid" in ended.stderr
+        assert len(ended.stderr) < 10_000
+
+
 def test_both_sides_report_a_wrong_token(start_node: Start) -> None:
     head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="4")
     worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_TOKEN="open barley, not the other", SLIPWAY_DEADLINE="4")

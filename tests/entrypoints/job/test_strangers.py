@@ -1,9 +1,15 @@
 """Who does not know the token gains nothing at the control port."""
 
+import asyncio
 import json
 import socket
 import time
+from typing import Any
 
+import pytest
+
+from entrypoints.wire import handshake
+from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
 from tests.entrypoints.conftest import Start, free_port
 
 
@@ -123,3 +129,36 @@ def connect(port: int) -> socket.socket:
         except ConnectionRefusedError:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("hello", "problem"),
+    [
+        ({}, "rank is missing"),
+        ({"rank": 1, "local_rank": 0, "hostname": 5}, "hostname is 5"),
+        (7, "hello is 7"),
+    ],
+)
+def test_a_hello_of_the_wrong_form_is_a_clear_line(start_node: Start, hello: Any, problem: str) -> None:
+    """The sender knows the token: it is a node of another version, or of a mistaken user."""
+    port = free_port()
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=str(port), SLIPWAY_DEADLINE="5")
+    connect(port).close()
+
+    async def say() -> Message:
+        channel = Channel(*await asyncio.open_connection("127.0.0.1", port, limit=LONGEST_LINE))
+        await handshake._secure(channel, "open sesame, please", 1, "n1")
+        channel.send(hello=hello)
+        try:
+            return await channel.receive()
+        except ChannelLostError:
+            return {}
+        finally:
+            await channel.close()
+
+    answer = asyncio.run(say())
+    told = head.wait()
+    assert told.status == 12
+    assert f"refused 127.0.0.1, which knows the token: it sent a message of the wrong form: {problem}" in told.stderr
+    assert "Traceback" not in told.stderr
+    assert hello == 7 or problem in answer["refused"]

@@ -238,7 +238,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     directory = tmp_path_factory.mktemp("job")
     worker = Launch([*options, "--", "true"], {**variables, "SLIPWAY_NODE_RANK": "1"}, directory)
     head = Launch(
-        [*options, "--", "sh", "-c", "printenv no_proxy; exec sleep 600"], {**variables, "SLIPWAY_NODE_RANK": "0"}, directory
+        [*options, "--", "sh", "-c", "printenv no_proxy; exec sleep 600"],
+        {**variables, "SLIPWAY_NODE_RANK": "0"},
+        directory,
     )
     assert head.read_line() == "example.org,localhost,127.0.0.1,::1", head.wait().stderr
     yield Job()

@@ -388,7 +388,8 @@ def test_after_a_loss_the_command_restarts_on_a_new_cluster(start_node: Start, t
     assert head.read_line().startswith("1 ")
     ended = head.wait()
     assert ended.status == 0
-    assert "lost: its raylet died (killed by SIGKILL); continuing with 1 nodes" in ended.stderr
+    assert "continuing with 1 nodes: node 1 (" in ended.stderr
+    assert "lost: its raylet died (killed by SIGKILL)" in ended.stderr
     assert worker.wait().status == 13
     assert list((tmp_path / "logs").glob("node0-*/ray/gcs_server*"))
     assert list((tmp_path / "logs").glob("node1-*/ray/raylet*"))

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from entrypoints.wire import handshake
-from entrypoints.wire.channel import FOREIGN, LONGEST_LINE, Channel, ChannelLostError, Message, parse
+from entrypoints.wire.channel import (
+    FOREIGN,
+    LONGEST_LINE,
+    Channel,
+    ChannelLostError,
+    MalformedError,
+    Message,
+    _mac,
+    parse,
+)
 from entrypoints.wire.handshake import (
     PROTOCOL,
     RefusedError,
@@ -266,3 +275,42 @@ def test_an_overlong_message_is_refused_before_it_is_read() -> None:
 def test_strange_texts_are_no_messages(text: bytes) -> None:
     with pytest.raises(ChannelLostError):
         parse(text)
+
+
+def test_the_texts_of_a_message_are_shortened() -> None:
+    async def head(channel: Channel) -> Message:
+        await welcoming(channel)
+        return await channel.receive()
+
+    async def worker(channel: Channel) -> None:
+        await introducing(channel)
+        channel.send(failed="\U0001f4a5" * 2_000_000, status=14)
+
+    received = meet(head, worker)[0]
+    assert received["status"] == 14
+    assert received["failed"].endswith("… and 1990000 more characters")
+
+
+@pytest.mark.parametrize("hello", [{"hello": 5}, {"hello": None}, {"greetings": {}}])
+def test_a_hello_of_the_wrong_form_is_named(hello: Message) -> None:
+    async def worker(channel: Channel) -> None:
+        await handshake._secure(channel, "token", 1, "n1")
+        channel.send(**hello)
+
+    told, _ = meet(welcoming, worker)
+    assert isinstance(told, MalformedError)
+    assert str(told).startswith("it sent a message of the wrong form: hello is ")
+
+
+def test_what_is_no_json_from_a_side_that_knows_the_token_is_named() -> None:
+    async def head(channel: Channel) -> Message:
+        await welcoming(channel)
+        return await channel.receive()
+
+    async def worker(channel: Channel) -> None:
+        await introducing(channel)
+        text = b"not json"
+        channel._writer.write(len(text).to_bytes(4) + _mac(channel._send_key, channel._sent, text) + text)
+
+    told, _ = meet(head, worker)
+    assert str(told) == "it sent a message of the wrong form: it is not a JSON object"

@@ -2,13 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from entrypoints.host.network.interfaces import address_of, bracketed, interface_of
 from entrypoints.wire import network
-from entrypoints.wire.network import addresses_for_peers
+from entrypoints.wire.network import addresses_for_peers, resolve_within
 
 NOWHERE = "240.0.0.1"
 """An address of a reserved range, to which no route leads."""
@@ -30,7 +33,7 @@ def test_the_head_listens_only_where_its_peers_look_for_it(monkeypatch: pytest.M
         return [host]
 
     def found(*heads: str, others: Sequence[str] = ("peer",)) -> list[str]:
-        return asyncio.run(addresses_for_peers(heads, others, 5))
+        return asyncio.run(addresses_for_peers(heads, others, 5, 10.0))
 
     monkeypatch.setattr(network, "resolve", resolve)
     assert found("127.0.0.1", others=()) == ["127.0.0.1"]  # an address has one meaning everywhere
@@ -61,3 +64,30 @@ def test_an_interface_is_represented_by_its_ipv4_address() -> None:
 @pytest.mark.parametrize(("address", "shown"), [("127.0.0.1", "127.0.0.1"), ("fd00::2", "[fd00::2]")])
 def test_ipv6_addresses_get_brackets_before_a_port(address: str, shown: str) -> None:
     assert bracketed(address) == shown
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A name server that knows nodes with `known` in their names, and does not answer for those with `silent`."""
+    answer = threading.Event()
+
+    def look_up(host: str, port: int, **_: Any) -> Any:
+        if "silent" in host:
+            answer.wait()
+        if "known" not in host:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    yield
+    answer.set()
+
+
+@pytest.mark.usefixtures("names")
+def test_names_are_looked_up_side_by_side_within_one_time_limit() -> None:
+    hosts = [*(f"silent-{number}" for number in range(20)), "known-1", "nobody"]
+    began = time.monotonic()
+    answers = asyncio.run(resolve_within(0.5, hosts, 80))
+    assert time.monotonic() - began < 5
+    assert [type(answers[host]) for host in hosts] == [*[TimeoutError] * 20, list, socket.gaierror]
+    assert answers["known-1"] == ["192.0.2.1"]
