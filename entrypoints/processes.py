@@ -49,6 +49,10 @@ class Process:
         """Whether this launch started it; else it is an orphan of another process."""
         return self._popen is not None
 
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it, and none has continued it."""
+        return (_stat(self.pid) or [""])[0] == "T"
+
     def record(self, wait_status: int) -> None:
         """Store the status that `waitpid` returned."""
         code = os.waitstatus_to_exitcode(wait_status)
@@ -196,13 +200,18 @@ def _children() -> dict[int, list[int]]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
-            stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
-        parent = int(stat.rpartition(")")[2].split()[1])  # the name before it may contain spaces and brackets
-        children.setdefault(parent, []).append(int(entry.name))
+        if fields := _stat(int(entry.name)):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
     return children
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and what follows in a process's line of /proc; empty if it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return stat.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
 
 
 def descendants() -> list[int]:

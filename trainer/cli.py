@@ -7,6 +7,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from trainer.cluster.ending import leave
 from trainer.commands.config import config
 from trainer.commands.data import data
 from trainer.commands.dpo import dpo
@@ -55,12 +56,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         status = app(arguments, standalone_mode=False)
     except TrainerError as error:
-        sys.exit(report_failure(error))
+        leave(report_failure(error))
     except TyperException as error:
-        sys.exit(_fail(error.format_message(), "`python -m trainer --help` lists commands and options", 2))
+        leave(_fail(error.format_message(), "`python -m trainer --help` lists commands and options", 2))
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    sys.exit(status)
+        leave(130)
+    leave(status)
 
 
 def report_failure(error: TrainerError) -> int:

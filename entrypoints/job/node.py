@@ -23,6 +23,7 @@ from entrypoints.ray.directory import directory_prefix
 from entrypoints.ray.log_mirror import LogMirror
 from entrypoints.ray.node import RayNode
 from entrypoints.ray.ports import claim_ray_ports, control_port
+from entrypoints.wire.channel import HEARTBEAT, SILENCE
 
 if TYPE_CHECKING:
     from entrypoints.wire.certificates import Authority, NodeKey
@@ -163,10 +164,14 @@ class Node:
             self.ray.use_tls(self.key.install(certificate, self.ray.directory.path))
 
     def watch_ray(self) -> None:
-        """From now on the death of a vital Ray process loses this node. Raises RayFailedError if one is dead."""
+        """From now on the death of a vital Ray process, or its stop, loses this node.
+
+        Raises RayFailedError if one is dead.
+        """
         assert self.ray is not None
         for name, process in self.ray.watched().items():
             self.run_in_background(self._watch(self.ray, name, process))
+            self.run_in_background(self._watch_for_stop(name, process))
 
     def allow_attach(self, cluster: str) -> None:
         """Let `launch attach` on this node find the cluster."""
@@ -188,6 +193,20 @@ class Node:
             hint = "often the kernel's out-of-memory killer: see `dmesg` on that node"
         errors = "" if status == 128 + signal.SIGKILL else ray.last_errors(name)
         raise NodeLostError(f"{self.name} lost: its {name} died ({cause}){errors}", hint)
+
+    async def _watch_for_stop(self, name: str, process: Process) -> None:
+        """Ray notices a stopped process after a minute, if at all, and its clients wait without a limit.
+
+        A job that is suspended as a whole stops and goes on with all its processes, this one included.
+        """
+        stopped = 0
+        while stopped * HEARTBEAT < SILENCE:
+            await asyncio.sleep(HEARTBEAT)
+            stopped = stopped + 1 if process.is_stopped() else 0
+        raise NodeLostError(
+            f"{self.name} lost: its {name} is stopped (SIGSTOP) since {SILENCE:.0f} s",
+            "a debugger, a person or a checkpointing tool stopped it; `kill -CONT` would have continued it",
+        )
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this concurrently with the current step. Its failure fails the node."""

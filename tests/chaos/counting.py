@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from trainer.cluster.ending import leave
 from trainer.errors import CheckpointError, InterruptedRun, TrainerError
 from trainer.records.files.checksums import sha256
 from trainer.records.files.lines import LineFile
@@ -184,4 +185,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

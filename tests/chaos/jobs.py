@@ -149,6 +149,8 @@ class Fault:
     """What the message must match."""
     ray: bool = True
     """Whether the job has a Ray cluster with a worker on every node; without, only the command counts."""
+    when_running: bool = False
+    """Whether it is injected between steps only; during start-up `launch` would start the process again."""
 
     @property
     def whole_node(self) -> bool:
@@ -163,7 +165,7 @@ class Fault:
         with job:
             job.wait_until(job.met, "meeting of all nodes")
             found.moment = "during start-up"
-            if found.seed % 4 != 3:
+            if self.when_running or found.seed % 4 != 3:
                 job.wait_until(job.steps, "first step")
                 found.moment = "between steps"
             time.sleep(random.uniform(0, 3))
@@ -294,6 +296,8 @@ FAULTS = (
     Fault("`launch` killed", "any", "launch", [KILL], codes(NODE_LOST), r"error: .*lost: its launch was killed"),
     Fault("raylet killed", "any", RAYLET, [KILL], codes(NODE_LOST, RAY_FAILED), r"error: .*raylet"),
     Fault("GCS killed", "head", GCS, [KILL], codes(NODE_LOST, RAY_FAILED), r"error: .*(GCS|gcs_server)"),
+    Fault("raylet stopped", "any", RAYLET, [STOP], codes(NODE_LOST), r"error: .*raylet is stopped", when_running=True),
+    Fault("GCS stopped", "head", GCS, [STOP], codes(NODE_LOST), r"error: .*gcs_server is stopped", when_running=True),
     Fault("command killed", "head", COMMAND, [KILL], codes(137), r"SIGKILL killed the command"),
     Fault("rank killed", "any", RANK, [KILL], codes(WORKER_FAILED), r"error: actor rank \d .* died"),
     Fault("rank stopped", "any", RANK, [STOP], codes(WORKER_FAILED), r"error: actor rank \d .*no answer"),

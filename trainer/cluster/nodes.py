@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
+from trainer.cluster.ending import disconnect, ray_hangs
 from trainer.errors import ConfigError, WorkerError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ def connected() -> Iterator[None]:
 
     Raises WorkerError if that cluster does not answer.
     """
+    if ray_hangs():
+        raise WorkerError("Ray did not answer when this run disconnected from it")
     # The caller that waits reports a failed call. Ray would also report the calls that nobody waits for any more.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Of a cluster that is started here: as many calls as `ray list tasks` shows. Ray keeps 3 KiB of each of 100,000.
@@ -50,7 +53,7 @@ def connected() -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        disconnect()
 
 
 def find_nodes(count: int | None, gpus_per_node: int | None) -> list[ClusterNode]:
