@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from entrypoints.commands import attach, environments, explain, hosts, preflight
+from entrypoints.commands.subcommand import write
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES, SINGLE
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.host.settings import read_manifest
@@ -34,6 +34,7 @@ from entrypoints.options import (
     RayOptions,
 )
 from entrypoints.program import run_program
+from entrypoints.streams import say
 
 _HOW_TO_RUN = "write `launch -- COMMAND ...` or `launch train KEY=VALUE ...`"
 _VARIABLES = {"hosts": HOSTS, "hostfile": HOST_FILE, "node_rank": NODE_RANK, "nodes": NODES, "head": HEAD}
@@ -54,15 +55,15 @@ _RAYS_OWN = {"CPU": "--num-cpus", "GPU": "--num-gpus", "object_store_memory": "-
 T = TypeVar("T")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run `launch`. Returns its exit status; `errors` lists them."""
     try:
-        return _main(list(sys.argv[1:] if arguments is None else arguments), os.environ)
+        return _main(list(arguments), os.environ)
     except LaunchError as error:
         report(error)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    finally:
+        say()
 
 
 def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
@@ -100,6 +101,9 @@ def _with_options(variables: Mapping[str, str], parsed: argparse.Namespace) -> d
 class Parser(argparse.ArgumentParser):
     """Raises UsageError instead of exiting."""
 
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002
+        write(self.format_help())
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see `{self.prog} --help`")
 
@@ -108,7 +112,7 @@ class _ShowVersion(argparse.Action):
     """Reads the version only when asked for it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        sys.stdout.write(f"launch {slipway_version(read_manifest(Tree())) or 'of unknown version'}\n")
+        write(f"launch {slipway_version(read_manifest(Tree())) or 'of unknown version'}")
         parser.exit()
 
 

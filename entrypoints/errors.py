@@ -12,6 +12,7 @@
 | 14 | Ray failed: the cluster could not be formed |
 | 15 | preflight: a node is not fit for the job; the message tells the fix |
 | 16 | no cluster: for `launch attach` on this node, or where `RAY_ADDRESS` says that one is |
+| 17 | output: stdout cannot be written |
 | 127 | the command does not exist or cannot be executed |
 | 128+n | `launch` received signal n on any node |
 
@@ -76,6 +77,10 @@ class PreflightError(LaunchError):
 
 class NoClusterError(LaunchError):
     exit_code = 16
+
+
+class OutputError(LaunchError):
+    exit_code = 17
 
 
 class CommandNotFoundError(LaunchError):

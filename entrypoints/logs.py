@@ -8,6 +8,7 @@ from pathlib import Path
 
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.options import LOG_DIR
+from entrypoints.streams import say
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """All but line feed and tab, and what turns the direction of writing."""
@@ -65,6 +66,5 @@ def report(error: LaunchError) -> None:
     """Show an error and its hint on stderr, and the error in the log file if there is one."""
     if logging.getLogger().handlers[1:]:  # the first handler is stderr
         logging.getLogger().handlers[1].handle(logging.makeLogRecord({"msg": f"error: {error.message}"}))
-    sys.stderr.write(f"error: {printable(error.message)}\n")
-    if error.hint:
-        sys.stderr.write(f"\nhint: {printable(error.hint)}\n")
+    hint = f"\n\nhint: {error.hint}" if error.hint else ""
+    say(printable(f"error: {error.message}{hint}\n"))

@@ -92,15 +92,14 @@ class ProcessTree:
         *,
         output: IO[bytes] | None = None,
         open_files: Sequence[int] = (),
+        group: int = 0,
     ) -> Process:
-        """Start a child in its own process group, which inherits these open files.
+        """Start a child in a process group, by default its own, which inherits these open files.
 
-        With `output` the child writes there and has no input; otherwise it inherits all three streams, and may get the
-        terminal (`give_terminal`). Raises CommandNotFoundError.
+        With `output` the child writes there and has no input; otherwise it inherits all three streams. Raises
+        CommandNotFoundError.
         """
         stdin = None if output is None else subprocess.DEVNULL
-        if output is None and _owns_terminal():
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ignore Ctrl-Z: nothing could continue the command
         self._childless.clear()
         try:
             popen = subprocess.Popen(
@@ -109,7 +108,7 @@ class ProcessTree:
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
-                process_group=0,
+                process_group=group,
                 pass_fds=open_files,
             )
         except OSError as error:
@@ -240,26 +239,3 @@ def send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _owns_terminal() -> bool:
-    """Whether standard input is a terminal that this process controls."""
-    try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False
-
-
-def give_terminal(process: Process) -> None:
-    """Make the process's group the terminal's foreground group, if there is a terminal: it reads input and gets Ctrl-C,
-    as under a shell."""
-    if _owns_terminal() and not process.ended.done():
-        os.tcsetpgrp(0, process.pid)
-        os.killpg(process.pid, signal.SIGCONT)  # it was stopped if it read before it had the terminal
-
-
-def take_terminal() -> None:
-    """Take the terminal back after the command, so that the parent shell can use it."""
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else tcsetpgrp would stop a background process
-    with contextlib.suppress(OSError):  # there is no terminal
-        os.tcsetpgrp(0, os.getpgrp())

@@ -4,7 +4,6 @@ import difflib
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
@@ -26,8 +25,6 @@ def run_program(words: Sequence[str], commands: Iterable[str], variables: Mappin
         meant = f"did you mean `launch {near[0]}`? " if near else ""
         hint = f"{meant}the commands are {', '.join(known)}; `launch -- COMMAND ...` runs a program on the cluster"
         raise UsageError(f"{name!r} is neither a command of launch nor a program on the PATH", hint)
-    sys.stdout.flush()
-    sys.stderr.flush()
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -36,7 +36,7 @@ CA_IN_BUILD = "/run/slipway/ca.pem"
 LAUNCH = """#!/opt/slipway/venv/bin/python
 import sys
 
-from entrypoints.cli import main
+from entrypoints.__main__ import main
 
 sys.exit(main())
 """

@@ -1,9 +1,10 @@
 """The shape that all subcommands share."""
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from entrypoints import streams
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Subcommand:
 
 
 def write(text: str) -> None:
-    """Print a result on stdout, with exactly one newline at its end."""
-    sys.stdout.write(text.rstrip("\n") + "\n")
+    """Print a result on stdout, with exactly one newline at its end. Raises OutputError if it cannot be written."""
+    streams.write(text.rstrip("\n") + "\n")
 
 
 def without_separator(words: list[str]) -> list[str]:

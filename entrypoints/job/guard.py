@@ -8,11 +8,12 @@ the processes that it started become children of the first, which ends them.
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 
-from entrypoints.processes import become_reaper, descendants, send, take_terminal
+from entrypoints.processes import become_reaper, descendants, send
+from entrypoints.streams import say
+from entrypoints.terminal import take_terminal
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -25,18 +26,20 @@ _GRACE = 2.0
 _LOOK_AGAIN = 0.05
 
 
+def heeded() -> set[int]:
+    """The signals that end or warn this launch: not those that it was started to ignore, like SIGHUP by nohup."""
+    return {number for number in STOP_SIGNALS + WARNING_SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+
+
 def guarded(work: Callable[[], int]) -> int:
     """Run the work in a second process and return its status. What the work raises is raised in that process."""
     become_reaper()
-    sys.stdout.flush()
-    sys.stderr.flush()
     first = os.getpid()
-    passed_on = {*STOP_SIGNALS, *WARNING_SIGNALS}
+    passed_on = heeded()
     signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
     second = os.fork()
     if second == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ORPHANED, 0, 0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C before the job starts: no KeyboardInterrupt, no traceback
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         if os.getppid() != first:
             os.kill(os.getpid(), ORPHANED)
@@ -55,7 +58,7 @@ def guarded(work: Callable[[], int]) -> int:
     if status >= 0:
         return status
     if -status not in received:
-        sys.stderr.write(f"error: {signal.Signals(-status).name} killed this launch; ending its processes\n")
+        say(f"error: {signal.Signals(-status).name} killed this launch; ending its processes\n")
     _end(descendants)
     take_terminal()
     return 128 - status

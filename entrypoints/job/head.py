@@ -19,8 +19,9 @@ from entrypoints.job.meeting import Meeting, Peer
 from entrypoints.job.node import Node
 from entrypoints.logs import limited
 from entrypoints.preflight import refuse
-from entrypoints.processes import Process, give_terminal, take_terminal
+from entrypoints.processes import Process
 from entrypoints.ray.node import RayNode
+from entrypoints.terminal import foreground, ignore_suspension
 from entrypoints.wire.channel import SILENCE
 from entrypoints.wire.secret import ray_token
 
@@ -202,13 +203,16 @@ def _head_address(peers: list[Peer]) -> str:
 
 async def run_command(node: Node, environment: Mapping[str, str]) -> int:
     """Run the command in the foreground and return its status. Cancellation ends it. Raises CommandNotFoundError."""
-    process = node.process_tree.spawn(node.options.command, environment)
-    try:
-        give_terminal(process)
-        return await _status_of(process)
-    finally:
-        await process.end(node.grace)
-        take_terminal()
+    ignore_suspension()
+    return await _in_foreground(node, node.process_tree.spawn(node.options.command, environment))
+
+
+async def _in_foreground(node: Node, process: Process) -> int:
+    async with foreground(process, node.process_tree):
+        try:
+            return await _status_of(process)
+        finally:
+            await process.end(node.grace)
 
 
 async def _run_beside(node: Node, environment: Mapping[str, str], forming: Coroutine[Any, Any, None]) -> int:
@@ -220,6 +224,7 @@ async def _run_beside(node: Node, environment: Mapping[str, str], forming: Corou
     reader, writer = os.pipe()
     try:
         with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as ready:
+            ignore_suspension()
             process = node.process_tree.spawn(
                 node.options.command, {**environment, READY_FD: str(reader)}, open_files=[reader]
             )
@@ -229,12 +234,11 @@ async def _run_beside(node: Node, environment: Mapping[str, str], forming: Corou
                 if formation.done():
                     formation.result()
                     ready.write(b"1")
-                    give_terminal(process)
+                    return await _in_foreground(node, process)
                 return await _status_of(process)
             finally:
                 formation.cancel()
                 await process.end(node.grace)
-                take_terminal()
     finally:
         await _cancelled(formation)
 

@@ -14,7 +14,7 @@ from entrypoints.host.network.fabric_settings import apply
 from entrypoints.host.network.interfaces import INTERFACE, address_of, interface_of
 from entrypoints.host.proxies import past_proxies
 from entrypoints.host.settings import Host
-from entrypoints.job.guard import ORPHANED, STOP_SIGNALS, WARNING_SIGNALS
+from entrypoints.job.guard import ORPHANED, WARNING_SIGNALS, heeded
 from entrypoints.logs import log_folder, quoted
 from entrypoints.options import Options
 from entrypoints.processes import Process, ProcessTree
@@ -75,7 +75,7 @@ class Node:
 
             self.key = certificates.NodeKey()
             self.authority = certificates.Authority() if allocation.is_head else None
-        for number in STOP_SIGNALS + WARNING_SIGNALS:
+        for number in heeded():
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number)
         orphaned = NodeLostError(f"{self.name} lost: its launch was killed")
         asyncio.get_running_loop().add_signal_handler(ORPHANED, self.fail, orphaned)

@@ -1,6 +1,7 @@
 """Names and addresses of hosts. A slow name server never delays the end of the program."""
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket

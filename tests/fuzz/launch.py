@@ -5,8 +5,9 @@ from random import Random
 from entrypoints.environments import detect
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, compress, expand
-from entrypoints.wire.channel import ChannelLostError, parse
-from entrypoints.wire.handshake import _object, _rank
+from entrypoints.job.hello import check_form
+from entrypoints.wire.channel import ChannelLostError, field, parse
+from entrypoints.wire.handshake import _rank
 from tests.entrypoints.environments.test_malformed import DAMAGE, NAMES, OURS, RECORDED
 from tests.fuzz.damage import Target, octets, text
 
@@ -14,7 +15,8 @@ HOSTS = ("node1", "node[1-3]", "n[08-11,3]-ib[0-1]", "r[1-2]n[01-02],c", "n[01-1
 LINES = (
     '{"slipway": 1, "nonce": "00ff"}',
     '{"nonce": "00ff", "rank": 1, "host": "n1", "proof": "00ff"}',
-    '{"hello": {"rank": 1, "hostname": "n1", "version": "0.1", "addresses": ["10.0.0.1"], "time": 1.5}}',
+    '{"hello": {"rank": 1, "local_rank": 0, "hostname": "n1", "cpus": 8, "gpus": 0, "fabric": {}, "clock": 1.5, '
+    '"unfit": [{"check": "disk", "message": "full", "fix": "free some"}], "request": null}}',
     '{"refused": "wrong token"}',
 )
 
@@ -32,8 +34,10 @@ def variables(random: Random) -> dict[str, str]:
 
 def read_line(line: bytes) -> None:
     message = parse(line)
-    _rank(message)
-    _object(message, "hello")
+    if "hello" in message:
+        check_form(field(message, "hello", dict))
+    else:
+        _rank(message)
 
 
 TARGETS = (

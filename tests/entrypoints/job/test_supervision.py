@@ -192,6 +192,29 @@ def test_ctrl_c_while_waiting_is_quiet(start: Start, tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
+def test_ctrl_c_during_the_imports_is_quiet(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    launch = start("--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    assert launch.read_line() == "importing"
+    launch.signal(signal.SIGINT)
+    ended = launch.wait()
+    assert (ended.status, ended.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_that_was_ignored_before_stays_ignored(start: Start, number: signal.Signals) -> None:
+    """As under nohup, which keeps a job alive when its terminal closes."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        launch = start("--no-ray", "--", "sh", "-c", "echo up; kill -$0 $$; sleep 1; exit 7", str(int(number)))
+    finally:
+        signal.signal(number, before)
+    assert launch.read_line() == "up"
+    launch.signal_all(number)
+    ended = launch.wait()
+    assert ended.status == 7, ended.stderr
+
+
 def test_the_command_may_open_as_many_files_as_the_system_allows() -> None:
     line = "ulimit -Sn 256; exec launch --no-ray -- sh -c 'ulimit -Sn; ulimit -Hn'"
     program = line.replace("launch", f"{sys.executable} -m entrypoints", 1)
@@ -227,3 +250,36 @@ def test_the_command_has_the_terminal() -> None:
         terminal.type(b"\x03")  # Ctrl-C
         terminal.read_until(None)
     assert terminal.status == 130
+
+
+def test_it_is_said_how_to_end_a_command_that_ignores_ctrl_c() -> None:
+    script = "trap '' INT; echo up; while :; do sleep 1; done"
+    with launch_in_terminal(REPOSITORY, "--no-ray", "--", "sh", "-c", script) as terminal:
+        terminal.read_until("up")
+        time.sleep(1)  # for the process that hears of Ctrl-C
+        for _ in range(2):
+            terminal.type(b"\x03")
+            seen = terminal.read_until("the job")
+            assert "the command goes on after Ctrl-C: Ctrl-\\ ends it, `kill " in seen
+        terminal.type(b"\x1c")
+        terminal.read_until(None)
+    assert terminal.status == 128 + signal.SIGQUIT
+
+
+def test_ctrl_c_is_a_key_like_others_for_a_command_that_handles_it() -> None:
+    script = "trap 'echo caught' INT; echo up; while :; do sleep 1; done"
+    with launch_in_terminal(REPOSITORY, "--no-ray", "--", "sh", "-c", script) as terminal:
+        terminal.read_until("up")
+        time.sleep(1)
+        terminal.type(b"\x03")
+        seen = terminal.read_until("caught")
+        time.sleep(2)
+        for _ in range(3):
+            terminal.type(b"\x03")
+            time.sleep(0.2)
+        seen += terminal.read_until("the job")
+        assert seen.count("goes on after Ctrl-C") == 1  # somebody who presses it three times wants the end
+        kill = seen.partition("`kill ")[2].split("`")[0]
+        os.kill(int(kill), signal.SIGTERM)
+        terminal.read_until(None)
+    assert terminal.status == 128 + signal.SIGTERM
