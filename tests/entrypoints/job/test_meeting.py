@@ -192,11 +192,12 @@ LAUNCH = f"{sys.executable} -m entrypoints"
 
 def test_a_launch_in_the_command_is_none_of_the_nodes(start_node: Start) -> None:
     worker = start_node(1, "--no-ray", "--", "true")
-    script = f"{LAUNCH} --no-ray -- true; echo $?; RAY_ADDRESS=10.0.0.1:6379 {LAUNCH} -- printenv RAY_ADDRESS"
+    script = f"{LAUNCH} --no-ray -- true; echo $?; RAY_ADDRESS=127.0.0.1:1 {LAUNCH} -- true; echo $?"
     head = start_node(0, "--no-ray", "--", "sh", "-c", script).wait()
     assert (head.status, worker.wait().status) == (0, 0), head.stderr
-    assert head.stdout == "10\n10.0.0.1:6379\n"
+    assert head.stdout == "10\n16\n"
     assert "error: this is the command of a launch on 2 nodes, which started no Ray" in head.stderr
+    assert "RAY_ADDRESS is 127.0.0.1:1, but no Ray cluster answers there: connection refused" in head.stderr
 
 
 @pytest.mark.parametrize("options", [["--single"], ["--nodes", "1"], ["--hosts", "here", "--hostname", "here"]])
