@@ -2,16 +2,19 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import ConfigError
 from trainer.rewards.sandbox import sandboxed
 
 _START_SECONDS = 10.0
@@ -38,73 +41,148 @@ class Ended:
         return self.error.startswith("no result")
 
 
+class SandboxError(RuntimeError):
+    """The sandbox does not run a program; costs the response that needs it."""
+
+
 def run_tests(program: str, function: str | None, inputs: Sequence[Any], limits: Limits) -> list[str | None]:
     """The output of a Python program for each input; None where it failed.
 
     Without a function, an input is the text on standard input. With one, it is the list of arguments, and the output
-    is the result as JSON.
+    is the result as JSON. Raises SandboxError.
     """
     job = {"program": program, "function": function, "inputs": list(inputs), "prelude": True, **vars(limits)}
-    outputs = [None if "failure" in result else result["output"] for result in _results(job, limits)]
-    return [*outputs, *[None] * (len(inputs) - len(outputs))]
+    return [None if result["failure"] else result["output"] for result in _results(job, limits)]
 
 
 def run_program(program: str, limits: Limits) -> Ended:
-    """What a Python program without input wrote. It has no imports but its own."""
+    """What a Python program without input wrote. It has no imports but its own. Raises SandboxError."""
     job = {"program": program, "function": None, "inputs": [""], "prelude": False, **vars(limits)}
-    results = _results(job, limits)
-    if not results:
-        return Ended("", "", "the sandbox did not answer")
-    (result,) = results
-    return Ended(result["output"], result["errors"], result.get("failure", ""))
+    (result,) = _results(job, limits)
+    return Ended(result["output"], result["errors"], result["failure"])
 
 
 def _results(job: Mapping[str, Any], limits: Limits) -> list[dict[str, Any]]:
-    """A result for each input; fewer if the sandbox was ended."""
-    with tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as directory:
-        if os.geteuid() == 0:
-            os.chown(directory, sandboxed.NOBODY, sandboxed.NOBODY)
+    """A result for each input. Raises SandboxError."""
+    seconds = _START_SECONDS + limits.seconds * len(job["inputs"])
+    bubblewrap = _bubblewrap()
+    with _folder(bubblewrap.works) as folder:
         process = subprocess.Popen(
-            [sys.executable, "-I", str(Path(sandboxed.__file__))],
-            cwd=directory,
-            env=_environment(directory),
+            [*bubblewrap.command, sys.executable, "-I", sandboxed.__file__],
+            cwd=folder,
+            env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=True,
         )
-        seconds = _START_SECONDS + limits.seconds * len(job["inputs"])
         try:
-            written, _ = process.communicate(json.dumps(job), timeout=seconds)
+            written, errors = process.communicate(json.dumps({**job, "bubblewrap": bubblewrap.works}), timeout=seconds)
         except subprocess.TimeoutExpired:
-            written = ""
+            raise SandboxError(f"the sandbox did not end within {seconds:g} s") from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    return [json.loads(line) for line in written.splitlines()]
+    results = [json.loads(line) for line in written.splitlines()]
+    if broken := [result["broken"] for result in results if "broken" in result]:
+        raise SandboxError(f"the sandbox cannot run programs: {broken[0]}")
+    if len(results) < len(job["inputs"]):
+        raise SandboxError(f"the sandbox ended with status {process.returncode}: {_last_line(errors)}")
+    return results
 
 
-def check() -> str:
-    """A note for the user if programs can reach the network or other processes here; "" if they cannot."""
-    open_ways = [way for way, probe in _PROBES.items() if run_tests(probe, None, [""], Limits())[0] != "closed"]
-    if not open_ways:
-        return ""
-    return f"this machine does not allow a full sandbox: programs can {' and '.join(open_ways)}"
+@contextmanager
+def _folder(bubblewrap: bool) -> Iterator[str]:
+    """The folder below which programs have theirs. With bubblewrap that is one in memory, which ends with them."""
+    if bubblewrap:
+        yield "/"
+        return
+    folder = tempfile.mkdtemp(prefix="sandbox-")
+    try:
+        Path(folder).chmod(0o711)  # another user enters the folders below
+        yield folder
+    finally:
+        sandboxed.remove(Path(folder))
 
 
-_PROBES = {
-    way: f"{imported}\ntry:\n  {attempt}\n  print('open', end='')\nexcept OSError:\n  print('closed', end='')"
-    for way, imported, attempt in (
-        ("use the network", "import socket", "socket.socket()"),
-        ("use the sockets of other processes", "import socket", "socket.socket(socket.AF_UNIX)"),
-        ("start processes", "import os", "os.fork() or os._exit(0)"),
-    )
+@dataclass(frozen=True)
+class _Bubblewrap:
+    """The command that programs start with, or why there is none."""
+
+    command: Sequence[str] = ()
+    problem: str = ""
+
+    @property
+    def works(self) -> bool:
+        return not self.problem
+
+
+@cache
+def _bubblewrap() -> _Bubblewrap:
+    """Bubblewrap (https://github.com/containers/bubblewrap), if it works here."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return _Bubblewrap(problem="is not installed")
+    nobody = str(sandboxed.NOBODY)
+    command = [
+        *(program, "--unshare-all", "--unshare-user", "--uid", nobody, "--gid", nobody, "--cap-drop", "ALL"),
+        *("--die-with-parent", "--as-pid-1"),
+        *(part for path in sandboxed.READABLE for part in ("--ro-bind-try", path, path)),
+        *("--ro-bind", sandboxed.__file__, sandboxed.__file__, "--proc", "/proc", "--dev", "/dev"),
+        *("--size", str(2 * sandboxed.MOST_STORED), "--tmpfs", "/sandbox", "--chdir", "/sandbox"),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),
+    ]
+    try:
+        tried = subprocess.run(
+            [*command, sys.executable, "-I", "-S", "-c", ""],
+            env=_ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _Bubblewrap(problem=f"does not work: {error}")
+    if tried.returncode != 0:
+        return _Bubblewrap(problem=f"does not work: {_last_line(tried.stderr)}")
+    return _Bubblewrap(command)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:300]
+
+
+# None of the user's variables: they may hold keys.
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
 
 
-def _environment(directory: str) -> dict[str, str]:
-    """None of the user's variables: they may hold keys."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {"PATH": "/usr/bin:/bin", "HOME": directory, "TMPDIR": directory, "LANG": "C.UTF-8", **threads}
+@cache
+def check() -> str:
+    """What confines programs here, and what it does not keep them from. Raises ConfigError if they cannot run."""
+    with tempfile.NamedTemporaryFile() as private:
+        tried = {
+            "read the files of this user": f"open({private.name!r})",
+            "read the environment variables of this user": f"open('/proc/{os.getpid()}/environ')",
+            "use the network": "socket.socket()",
+            "start processes": "os.fork() or os._exit(0)",
+        }
+        probe = f"import os, socket\ntry:\n  exec({tried!r}[input()])\nexcept OSError:\n  print('refused', end='')"
+        try:
+            outputs = run_tests(probe, None, list(tried), Limits())
+        except SandboxError as error:
+            raise ConfigError(str(error), hint=_HINT) from error
+    open_ways = [way for way, output in zip(tried, outputs, strict=True) if output != "refused"]
+    bubblewrap = _bubblewrap()
+    confined = "bubblewrap" if bubblewrap.works else f"a filter of system calls alone (bubblewrap {bubblewrap.problem})"
+    return f"programs are confined by {confined}{', and can ' * bool(open_ways)}{' and '.join(open_ways)}"
+
+
+_HINT = "install bubblewrap, or set up a SandboxFusion server and reward.code_sandbox_url"

@@ -6,20 +6,23 @@ per test to standard output. The expected outputs never come here, so a program 
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
-import platform
 import resource
 import select
 import signal
+import socket
 import struct
+import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # What programs of the usual test collections expect to be imported. `builtins` last: it takes its names back.
 MODULES = (
@@ -27,79 +30,138 @@ MODULES = (
     *("itertools", "functools", "operator", "io", "sys", "json", "typing", "builtins"),
 )
 PRELUDE = "".join(f"import {name}\nfrom {name} import *\n" for name in MODULES)
-MOST_OUTPUT = 2**20  # bytes of output that are read
-MOST_ERRORS = 2**16
-MOST_FILE = 16 * 2**20
+MOST_WRITTEN = 4 * 2**20  # bytes of a file, and of what a program prints
+MOST_STORED = 64 * 2**20  # bytes of all files
+MOST_FILES = 1000  # with folders
+MOST_THREADS = 256
+_COUNT_SECONDS = 0.02  # between two counts of files and threads
 NOBODY = 65534
+# What Python needs; of /etc only what the dynamic linker and the clock read.
+READABLE = (
+    *("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
+    *(sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent.parent)),
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_PDEATHSIG, _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 1, 38, 22, 2
-_NEW_NETWORK, _NEW_USER, _THREAD = 0x40000000, 0x10000000, 0x10000
-# Linux's numbers: clone, kill, tgkill, and calls that no program needs (socket, fork and vfork, tkill, ptrace,
-# process_vm_readv and _writev, mount, unshare, setns). Newer calls have the same number everywhere.
-# socketpair stays: asyncio needs it, and it reaches nobody.
-_CALLS = {
-    "x86_64": (0xC000003E, 56, 62, 234, (41, 57, 58, 200, 101, 310, 311, 165, 272, 308)),
-    "aarch64": (0xC00000B7, 220, 129, 131, (198, 130, 117, 270, 271, 40, 97, 268)),
-}
-_CLONE3, _NEWER = 435, (424, 425, 438)  # pidfd_send_signal, io_uring_setup, pidfd_getfd
+_PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
+_CAPABILITIES_VERSION = 0x20080522
+_STARTED = 3  # the descriptor over which a forked process says why it cannot run the program
 
 
 def main() -> None:
     _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_DUMPABLE, 0)  # programs of the same user cannot open this process's memory
     job = json.load(sys.stdin)
     for name in MODULES:
         import_module(name)
-    for given in job["inputs"]:
-        sys.stdout.write(json.dumps(_test(job, given)) + "\n")
+    for number, given in enumerate(job["inputs"]):
+        folder = Path(str(number)).absolute()
+        folder.mkdir(mode=0o700)
+        sys.stdout.write(json.dumps(_test(job, given, folder)) + "\n")
         sys.stdout.flush()
+        remove(folder)
 
 
-def _test(job: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """What the program wrote or returned, or why it failed."""
-    for path in Path().iterdir():
-        with suppress(OSError):
-            path.unlink()
+def remove(folder: Path) -> None:
+    """Removes a folder, however deep a program has made it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def _test(job: Mapping[str, Any], given: Any, folder: Path) -> dict[str, Any]:
+    """What the program wrote or returned, or why it failed; under `broken`, why it could not be started.
+
+    Input and output are files in memory that have no path, so a program cannot put others in their place.
+    """
+    stdin, stdout, stderr = (os.memfd_create(name, os.MFD_ALLOW_SEALING) for name in ("input", "output", "errors"))
+    with open(stdin, "wb", closefd=False) as file:
+        file.write(given.encode(errors="replace") if job["function"] is None else b"")
+    fcntl.fcntl(stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    os.lseek(stdin, 0, os.SEEK_SET)
+    started, starting = os.pipe()
     child = os.fork()
     if child == 0:
-        _run(job, given)
+        _run(job, given, folder, (stdin, stdout, stderr, starting))
+    os.close(starting)
     try:
-        ready, _, _ = select.select([os.pidfd_open(child)], [], [], job["seconds"])
+        broken = os.read(started, 1000).decode()
+        os.close(started)
+        failure = "" if broken else _watch(child, job["seconds"], folder)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-    written = {"output": _written("output", MOST_OUTPUT), "errors": _written("errors", MOST_ERRORS)}
-    if not ready:
-        return {"failure": f"no result within {job['seconds']:g} s", **written}
-    if status != 0:
-        return {"failure": f"the program ended with status {os.waitstatus_to_exitcode(status)}", **written}
-    return written
+    if broken:
+        return {"broken": broken}
+    if not failure and status != 0:
+        failure = f"the program ended with status {os.waitstatus_to_exitcode(status)}"
+    result = {"output": os.pread(stdout, MOST_WRITTEN, 0), "errors": os.pread(stderr, MOST_WRITTEN, 0)}
+    for descriptor in (stdin, stdout, stderr):
+        os.close(descriptor)
+    return {"failure": failure, **{name: written.decode(errors="replace") for name, written in result.items()}}
 
 
-def _written(name: str, most: int) -> str:
+def _watch(child: int, seconds: float, folder: Path) -> str:
+    """Waits until the program ends; why it must be ended instead, or ""."""
+    end = time.monotonic() + seconds
+    ended = os.pidfd_open(child)
     try:
-        with Path(name).open("rb") as file:
-            return file.read(most).decode(errors="replace")
-    except OSError:
+        while not select.select([ended], [], [], max(0.0, min(_COUNT_SECONDS, end - time.monotonic())))[0]:
+            if time.monotonic() >= end:
+                return f"no result within {seconds:g} s"
+            if _threads(child) > MOST_THREADS:
+                return f"the program has more than {MOST_THREADS} threads"
+            if not _is_small(folder):
+                return f"the program has more than {MOST_FILES} files, or more than {MOST_STORED // 2**20} MiB in them"
         return ""
+    finally:
+        os.close(ended)
 
 
-def _run(job: Mapping[str, Any], given: Any) -> None:
-    """Runs the program in this forked process, and ends it."""
+def _threads(process: int) -> int:
+    try:
+        return Path(f"/proc/{process}/task").stat().st_nlink - 2
+    except FileNotFoundError:  # it has just ended
+        return 0
+
+
+def _is_small(folder: Path) -> bool:
+    """Whether few files of few bytes are in a folder. It holds no links: programs cannot make any."""
+    folders, count, stored = [os.fspath(folder)], 0, 0
+    while folders:
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                count += 1
+                stored += 512 * entry.stat(follow_symlinks=False).st_blocks
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                if count > MOST_FILES or stored > MOST_STORED:
+                    return False
+    return True
+
+
+def _run(job: Mapping[str, Any], given: Any, folder: Path, descriptors: Sequence[int]) -> NoReturn:
+    """Runs the program in this forked process, and ends it. `descriptors`: standard input, output, error, _STARTED."""
     status = 1
     try:
-        os.setpgid(0, 0)
-        Path("input").write_text(given if job["function"] is None else "", encoding="utf-8")
-        writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        for place, name, flags in ((0, "input", os.O_RDONLY), (1, "output", writing), (2, "errors", writing)):
-            os.dup2(os.open(name, flags, 0o666), place)
+        for place, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, place)
+        for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+            if descriptor > _STARTED:
+                with suppress(OSError):  # the one that listed them
+                    os.close(descriptor)
         sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
-        confine(job["seconds"], job["memory_mb"])
+        os.chdir(folder)
+        os.environ.update(HOME=str(folder), TMPDIR=str(folder))
         sys.setrecursionlimit(600_000)
+        try:
+            confine(job["seconds"], job["memory_mb"], job["bubblewrap"])
+        except Exception as error:
+            os.write(_STARTED, f"{type(error).__name__}: {error}".encode())
+            raise
+        os.close(_STARTED)
         _execute(job, given)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -112,7 +174,6 @@ def _run(job: Mapping[str, Any], given: Any) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - an untrusted program may raise anything
-        status = 1
         with suppress(BaseException):
             sys.stdout.flush()
             _explain(error)
@@ -146,93 +207,153 @@ def _execute(job: Mapping[str, Any], given: Any) -> None:
         json.dump(result, sys.stdout)
 
 
-def confine(seconds: float, memory_mb: int) -> None:
-    """Takes rights away from this process for good: limits, files, network, other processes.
+def confine(seconds: float, memory_mb: int, bubblewrap: bool) -> None:
+    """Takes rights away from this process for good. It keeps the current folder.
 
-    Each measure that the kernel or container does not allow is left out; `sandbox.check` tells the user.
+    `bubblewrap`: it sees no files but those of Python. Without that and without Landlock (Linux before 5.13), it can
+    write no file and read those of its user. Raises OSError if it cannot be kept from anything else.
     """
     for limit, value in (
         (resource.RLIMIT_CPU, int(seconds) + 1),
         (resource.RLIMIT_AS, memory_mb * 2**20),
-        (resource.RLIMIT_FSIZE, MOST_FILE),
+        (resource.RLIMIT_FSIZE, MOST_WRITTEN),
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
-    if _libc.unshare(_NEW_NETWORK) != 0:  # with the right to do so
-        _libc.unshare(_NEW_USER | _NEW_NETWORK)  # without it
+    os.umask(0o077)
+    parent = os.getppid()
+    _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    restricted = _restrict_files()
     if os.geteuid() == 0:
-        with suppress(OSError):
+        _give_up_root(restricted)
+    _libc.prctl(_PDEATHSIG, signal.SIGKILL)  # which another user has cleared
+    if os.getppid() != parent:
+        raise ProcessLookupError("the process that started this one has ended")
+    _filter_calls(writing=bubblewrap or restricted)
+
+
+def _give_up_root(restricted: bool) -> None:
+    """Becomes nobody. Root without capabilities where nobody cannot read Python; then Landlock must restrict files."""
+    if all(map(_is_open_to_all, (sys.prefix, sys.base_prefix))):
+        with suppress(PermissionError):
+            os.chown(".", NOBODY, NOBODY)
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-    _libc.prctl(_PDEATHSIG, signal.SIGKILL)
-    _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    _restrict_files()
-    _filter_calls()
+            return
+    if not restricted:
+        raise PermissionError(f"user {NOBODY} cannot read Python in {sys.prefix}, and Linux has no Landlock here")
+    capabilities = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
+    if _libc.capset(capabilities, bytes(24)) != 0:
+        raise PermissionError("root cannot give up its capabilities")
 
 
-def _restrict_files() -> None:
-    """With Landlock: the temporary directory, and reading what Python needs. Other processes' /proc stays closed."""
+def _is_open_to_all(folder: str) -> bool:
+    place = Path(folder).resolve()
+    return all(path.stat().st_mode & 0o001 for path in (place, *place.parents)) and bool(place.stat().st_mode & 0o004)
+
+
+def _restrict_files() -> bool:
+    """Restricts this process with Landlock to reading Python and to the current folder; False if the kernel cannot.
+
+    Other processes' /proc is closed, too.
+    """
     create, add, restrict = 444, 445, 446
     version = _libc.syscall(create, None, 0, 1)
     if version < 1:
-        return
-    everything = (1 << (15 if version >= 3 else 14 if version == 2 else 13)) - 1
-    reading, writing = 0b1101, 0b0110
-    rules = ctypes.create_string_buffer(struct.pack("Q", everything))
-    ruleset = _libc.syscall(create, rules, 8, 0)
-    readable = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", sys.prefix, sys.base_prefix)
-    granted = {**dict.fromkeys(readable, reading), "/dev/null": writing, "/dev/urandom": 0b0100, ".": everything}
+        return False
+    handled = (1 << (15 if version >= 3 else 14 if version == 2 else 13)) - 1
+    write_file, read_file, read_folder, truncate = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+    remove_and_make = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 13  # folders and regular files; move them
+    reading = read_file | read_folder
+    granted = {
+        **dict.fromkeys(READABLE, reading),
+        **dict.fromkeys(("/dev/null", "/dev/zero"), read_file | write_file | truncate),
+        **dict.fromkeys(("/dev/random", "/dev/urandom"), read_file),
+        ".": reading | write_file | truncate | remove_and_make,
+    }
+    ruleset = _libc.syscall(create, struct.pack("Q", handled), 8, 0)
     for path, rights in granted.items():
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place))
-            _libc.syscall(add, ruleset, 1, rule, 0)
+            rights &= handled if Path(path).is_dir() else handled & (read_file | write_file | truncate)
+            _libc.syscall(add, ruleset, 1, struct.pack("=Qi", rights, place), 0)
             os.close(place)
-    _libc.syscall(restrict, ruleset, 0)
+    restricted = _libc.syscall(restrict, ruleset, 0) == 0
     os.close(ruleset)
+    return restricted
 
 
-def _filter_calls() -> None:
-    """With seccomp: no sockets, no new processes, no signals to others."""
-    if platform.machine() not in _CALLS:
-        return
-    code = b"".join(struct.pack("HBBI", *instruction) for instruction in _instructions(*_CALLS[platform.machine()]))
-    buffer = ctypes.create_string_buffer(code)
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer)))
-    _libc.prctl(_SECCOMP, _FILTER, program, 0, 0)
+# The calls that Python needs. All others are refused: those that reach other processes, users and networks, and those
+# that keep memory which no limit counts (shared memory, message queues, semaphores, memfd, keys, io_uring).
+_CALLS = {
+    "memory": "brk mmap munmap mremap mprotect madvise msync",
+    "files": "read pread64 readv preadv preadv2 write pwrite64 writev pwritev pwritev2 lseek close close_range "
+    "fstat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir getdents64 "
+    "statfs fstatfs getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr "
+    "ftruncate fallocate fadvise64 fsync fdatasync sendfile copy_file_range",
+    "descriptors": "dup dup2 dup3 pipe pipe2 eventfd2 timerfd_create timerfd_settime timerfd_gettime poll ppoll select "
+    "pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2",
+    "pairs of sockets": "recvfrom sendto shutdown getsockname getpeername getsockopt",
+    "threads": "futex futex_waitv set_robust_list rseq set_tid_address membarrier sched_yield sched_getaffinity getcpu",
+    "signals": "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_sigpending sigaltstack "
+    "restart_syscall alarm pause setitimer getitimer",
+    "time": "nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times",
+    "this process": "exit exit_group wait4 waitid getpid getppid gettid getpgrp getpgid getsid getpriority getrlimit "
+    "getrusage getuid geteuid getgid getegid getresuid getresgid getgroups capget",
+    "this machine": "uname sysinfo getrandom",
+}
+_WHOLE = 0xFFFFFFFF
+_CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020000
+_PRCTL = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
+_FCNTL = (*range(8), 1030, 1032, 1034)  # flags, copies, locks, sizes; not F_SETOWN and F_SETSIG, which send signals
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+
+Condition = tuple[int, int, int]
+"""The number of an argument, a mask, and the value that its masked bits must have."""
 
 
-def _instructions(
-    machine: int, clone: int, kill: int, tgkill: int, denied: tuple[int, ...]
-) -> Iterator[tuple[int, int, int, int]]:
-    """A filter in classic BPF: (operation, jump if true, jump if false, operand)."""
-    load, equal, at_least, any_bit, leave = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, deny, end = 0x7FFF0000, 0x00050000, 0x80000000
-    number, architecture, first_argument = 0, 4, 16
-    yield load, 0, 0, architecture
-    yield equal, 1, 0, machine
-    yield leave, 0, 0, end
-    yield load, 0, 0, number
-    yield at_least, 0, 1, 0x40000000  # the x32 interface, which has numbers of its own
-    yield leave, 0, 0, deny | errno.ENOSYS
-    for call in (*denied, *_NEWER):
-        yield equal, 0, 1, call
-        yield leave, 0, 0, deny | errno.EPERM
-    yield equal, 0, 1, _CLONE3  # libraries fall back to clone, whose flags a filter can read
-    yield leave, 0, 0, deny | errno.ENOSYS
-    for call, test, operand, error in (
-        (clone, any_bit, _THREAD, errno.EAGAIN),
-        (kill, equal, os.getpid(), errno.EPERM),
-        (tgkill, equal, os.getpid(), errno.EPERM),
-    ):
-        yield equal, 0, 4, call
-        yield load, 0, 0, first_argument
-        yield test, 1, 0, operand
-        yield leave, 0, 0, deny | error
-        yield leave, 0, 0, allow
-    yield leave, 0, 0, allow
+def _rules(writing: bool) -> Iterator[tuple[str, tuple[Condition, ...]]]:
+    """The calls that are allowed; some only with certain arguments. Several rules of one call are alternatives."""
+    yield from ((call, ()) for calls in _CALLS.values() for call in calls.split())
+    yield from ((call, ((0, _WHOLE, os.getpid()),)) for call in ("kill", "tgkill"))
+    yield "clone", ((0, _CLONE_THREAD | _CLONE_NEW, _CLONE_THREAD),)
+    yield "prlimit64", ((0, _WHOLE, 0),)
+    yield from (("prctl", ((0, _WHOLE, option),)) for option in _PRCTL)
+    yield from (("fcntl", ((1, _WHOLE, command),)) for command in _FCNTL)
+    yield from (("ioctl", ((1, _WHOLE, command),)) for command in _IOCTL)
+    # asyncio needs a pair of streams. Datagrams of a pair could be sent to other sockets.
+    yield "socketpair", ((0, _WHOLE, socket.AF_UNIX), (1, 0xF, socket.SOCK_STREAM))
+    mask, modes = os.O_ACCMODE | os.O_TRUNC, [os.O_RDONLY]  # Landlock before version 3 does not see O_TRUNC alone
+    if writing:
+        modes += [way | cut for way in (os.O_WRONLY, os.O_RDWR) for cut in (0, os.O_TRUNC)]
+        yield from ((call, ()) for call in ("rename", "renameat", "rmdir", "unlink", "unlinkat"))
+        yield "renameat2", ((4, _WHOLE, 0),)
+        # A folder that its user cannot list could be neither counted nor removed.
+        yield from ((call, ((number, 0o700, 0o700),)) for call, number in (("mkdir", 1), ("mkdirat", 2)))
+    else:
+        mask |= os.O_CREAT
+    yield from ((call, ((number, mask, mode),)) for call, number in (("open", 1), ("openat", 2)) for mode in modes)
+
+
+def _filter_calls(writing: bool) -> None:
+    """Refuses all other calls, with libseccomp. Raises OSError if that is not possible."""
+    allow, refuse, masked_equal = 0x7FFF0000, 0x00050000, 7
+    library = ctypes.CDLL("libseccomp.so.2")
+    library.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(refuse | errno.EPERM)))
+    # glibc then takes clone, whose flags a filter can read.
+    rules = [(refuse | errno.ENOSYS, "clone3", ()), *((allow, *rule) for rule in _rules(writing))]
+    for action, call, conditions in rules:
+        number = library.seccomp_syscall_resolve_name(call.encode())
+        if number < 0:
+            continue  # not a call of this architecture, or newer than the library
+        packed = b"".join(struct.pack("IIQQ", index, masked_equal, mask, value) for index, mask, value in conditions)
+        if library.seccomp_rule_add_array(context, ctypes.c_uint32(action), number, len(conditions), packed) != 0:
+            raise OSError(f"libseccomp refuses a rule for {call}")
+    if library.seccomp_load(context) != 0:
+        raise OSError("Linux refuses the filter of system calls")
 
 
 if __name__ == "__main__":
