@@ -51,8 +51,8 @@ class RewardRule(Row):
 
     `sources` are the data sources that `reward.name=auto` scores with this rule, as patterns like `aime*`. A rule that
     may hang on some responses runs in processes of its own: for at most `reward.timeout` seconds, or at most
-    `time_limit(**parameters)` where the rule limits itself. `check` runs once before training: it raises ConfigError if
-    the rule cannot work here, and returns a note for the user or "".
+    `time_limit(**parameters)` where the rule limits itself. `check(**parameters)` runs once before training: it raises
+    ConfigError if the rule cannot work here, and returns a note for the user or "".
     """
 
     score: Callable[..., float | Mapping[str, float]]
@@ -60,7 +60,7 @@ class RewardRule(Row):
     sources: tuple[str, ...] = ()
     may_hang: bool = False
     time_limit: Callable[..., float] | None = None
-    check: Callable[[], str] | None = None
+    check: Callable[..., str] | None = None
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)

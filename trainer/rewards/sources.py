@@ -25,7 +25,9 @@ def check_sources(config: Config, counts: Counts) -> list[str]:
     if reward.server.url is not None:
         return []
     needed: dict[str, RewardRule] = {rule.name: rule for _, source in counts if (rule := reward.rule_for(source))}
-    checked = [f"reward rule {rule.name}: {rule.check()}" for rule in needed.values() if rule.check]
+    checked = [
+        f"reward rule {rule.name}: {rule.check(**rule.values(reward))}" for rule in needed.values() if rule.check
+    ]
     notes = [note for note in checked if not note.endswith(": ")]
     unknown = [place for place in counts if not has_scorer(reward, place[1])]
     if not unknown:

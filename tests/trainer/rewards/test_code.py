@@ -1,15 +1,12 @@
 """Programs that are scored by running them, in real sandboxes."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ from trainer.rewards.function import longest_scoring
 from trainer.rewards.processes.pool import RewardPool
 from trainer.rewards.rules.code import code
 from trainer.rewards.sandbox.fusion import UnreachableSandboxError
-from trainer.rewards.sandbox.programs import Limits, check, run_tests
+from trainer.rewards.sandbox.programs import Limits, run_tests
 
 ECHO = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
 ADD = {"fn_name": "add", "inputs": ["1\n2", [3, 4]], "outputs": ["3", [7]]}
@@ -99,56 +96,8 @@ def test_a_truth_without_tests_is_refused(truth: object) -> None:
         score("print(1)", truth)
 
 
-def outputs(program: str, limits: Limits | None = None) -> str | None:
-    return run_tests(program, None, [""], limits or Limits())[0]
-
-
-def test_the_sandbox_is_complete_in_this_container() -> None:
-    assert check() == ""
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import socket; socket.create_connection(('127.0.0.1', 22))",
-        "import socket; socket.socket()",
-        "import socket; socket.socket(socket.AF_UNIX)",
-        "import os; os.fork()",
-        "import subprocess; subprocess.run(['/bin/true'])",
-        f"import os; os.kill({os.getpid()}, 0)",
-        "import os; os.kill(os.getppid(), 0)",
-        "import os; os.kill(-1, 0)",
-        f"open('/proc/{os.getpid()}/environ').read()",
-        "open('/tmp/slipway-left-behind', 'w')",
-        "open('/root/.bashrc').read()",
-        "open('big', 'wb').write(bytes(32 * 2**20)); assert os.path.getsize('big') > 2**24",
-        "bytearray(2 * 2**30)",
-        "[open('/dev/null') for _ in range(100)]",
-    ],
-)
-def test_a_program_cannot_leave_the_sandbox(program: str) -> None:
-    reported = f"try:\n    exec({program!r})\n    print('done')\nexcept BaseException as error:\n    print('refused')"
-    assert outputs(reported) in ("refused\n", None)
-
-
-def test_a_program_reaches_no_socket_of_this_machine_and_may_use_asyncio(tmp_path: Path) -> None:
-    path, abstract = str(tmp_path / "raylet"), f"\0slipway-test-{os.getpid()}"
-    tmp_path.chmod(0o755)
-    with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as nameless:
-        for server, address in ((named, path), (nameless, abstract)):
-            server.bind(address)
-            server.listen()
-        program = f"""
-import asyncio, socket
-for address in {[path, abstract]!r}:
-    try:
-        socket.socket(socket.AF_UNIX).connect(address)
-        print("connected")
-    except OSError:
-        print("refused")
-print(asyncio.run(asyncio.sleep(0, "asyncio works")))
-"""
-        assert outputs(program) == "refused\nrefused\nasyncio works\n"
+def outputs(program: str) -> str | None:
+    return run_tests(program, None, [""], Limits())[0]
 
 
 def test_a_program_sees_neither_the_environment_nor_the_expected_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ class Programs:
 
     @cached_property
     def _endpoint(self) -> Endpoint:
-        return Endpoint()
+        return Endpoint(self._settings.processes)
 
     @cached_property
     def _message_tokens(self) -> MessageTokens:

@@ -15,6 +15,7 @@ from trainer.config.sections.rollout import ProgramConfig
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
 from trainer.experience.programs.endpoint import MODEL, Line
+from trainer.rewards.sandbox.sandboxed import remove
 from trainer.rewards.scores import is_finite
 
 _MOST_OUTPUT = 2**16
@@ -28,32 +29,32 @@ class ProgramProcess:
     """
 
     def __init__(self, settings: ProgramConfig, prompt: Prompt, line: Line) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
+        # Files without a path: the program can put no others in their place.
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `clear`
+        self._folder = Path(tempfile.mkdtemp(prefix="program-"))
         try:
             self._process = self._started(settings, prompt, line)
         except (OSError, ValueError):
-            self._directory.cleanup()
+            self._remove_files()
             raise
 
     def _started(self, settings: ProgramConfig, prompt: Prompt, line: Line) -> subprocess.Popen[bytes]:
-        here = Path(self._directory.name)
         task = {
             "messages": list(prompt.chat),
             "question": prompt.question,
             "data_source": prompt.data_source,
             "extra_info": dict(prompt.extra_info),
         }
-        (here / "task.json").write_text(json.dumps(task, default=str), encoding="utf-8")
-        work = here / "work"
-        work.mkdir()
-        with (here / "task.json").open("rb") as stdin, self._open("out") as out, self._open("err") as err:
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(json.dumps(task, default=str).encode())
+            stdin.seek(0)
             return subprocess.Popen(
                 [part.replace("{question}", prompt.question) for part in command_of(settings)],
-                cwd=work,
-                env=_environment(settings.environment, line, work),
+                cwd=self._folder,
+                env=_environment(settings.environment, line, self._folder),
                 stdin=stdin,
-                stdout=out,
-                stderr=err,
+                stdout=self._out,
+                stderr=self._err,
                 start_new_session=True,
             )
 
@@ -63,7 +64,7 @@ class ProgramProcess:
 
     def score(self) -> float | None:
         """The score in its last line of output, `{"score": NUMBER}`; None without. Raises ValueError for nonsense."""
-        lines = self._written("out").strip().splitlines()
+        lines = _end_of(self._out).strip().splitlines()
         try:
             last = json.loads(lines[-1]) if lines else None
         except (ValueError, RecursionError):
@@ -77,7 +78,7 @@ class ProgramProcess:
 
     def last_error(self) -> str:
         """Its last line on standard error."""
-        lines = self._written("err").strip().splitlines()
+        lines = _end_of(self._err).strip().splitlines()
         return lines[-1][:300] if lines else ""
 
     def kill(self) -> None:
@@ -88,16 +89,18 @@ class ProgramProcess:
     def clear(self) -> None:
         """Waits for its end, and removes its files."""
         self._process.wait()
-        self._directory.cleanup()
+        self._remove_files()
 
-    def _open(self, name: str) -> IO[bytes]:
-        return (Path(self._directory.name) / name).open("wb")
+    def _remove_files(self) -> None:
+        self._out.close()
+        self._err.close()
+        remove(self._folder)
 
-    def _written(self, name: str) -> str:
-        """The end of an output."""
-        with (Path(self._directory.name) / name).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_OUTPUT))
-            return file.read().decode(errors="replace")
+
+def _end_of(output: IO[bytes]) -> str:
+    """The end of an output. Its position is left to the program, which may still write."""
+    size = os.fstat(output.fileno()).st_size
+    return os.pread(output.fileno(), _MOST_OUTPUT, max(0, size - _MOST_OUTPUT)).decode(errors="replace")
 
 
 def command_of(settings: ProgramConfig) -> Sequence[str]:

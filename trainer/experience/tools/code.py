@@ -1,13 +1,16 @@
 """Runs Python programs: in the sandbox of this image, or on the SandboxFusion server at `sandbox_fusion_url`."""
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainer.errors import ConfigError
 from trainer.experience.tool import Tool, ToolResponse, ToolRow
 from trainer.rewards.sandbox.fusion import run_remotely
-from trainer.rewards.sandbox.programs import Ended, Limits, run_program
+from trainer.rewards.sandbox.programs import Ended, Limits, check, run_program
+
+logger = logging.getLogger(__name__)
 
 _SETTINGS = {"sandbox_fusion_url", "default_timeout", "default_language", "memory_limit_mb", "num_workers", "type"}
 _LIMITS = {"rate_limit", "enable_global_rate_limit"}  # of the workers, which num_workers counts
@@ -15,7 +18,7 @@ _LIMITS = {"rate_limit", "enable_global_rate_limit"}  # of the workers, which nu
 
 class CodeInterpreter(Tool):
     """The parameter `code` is the program, `timeout` its seconds, at most `default_timeout`: more would keep other
-    calls from a thread. The answer is all that it wrote."""
+    calls from a thread. The answer is all that it wrote. Raises ConfigError if the sandbox cannot run programs."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         super().__init__(config, tool_schema)
@@ -26,6 +29,8 @@ class CodeInterpreter(Tool):
         self.default_timeout = config.get("default_timeout", 30)
         self.default_language = config.get("default_language", "python")
         self.memory_limit_mb = config.get("memory_limit_mb", 1024)
+        place = f"programs run at {self.sandbox_fusion_url}" if self.sandbox_fusion_url else check()
+        logger.info("tool code: %s", place)
         self._threads = ThreadPoolExecutor(config.get("num_workers", 10), "code")
 
     async def execute(

@@ -128,6 +128,10 @@ def _longest(code_tests: int, code_seconds: float, **_: object) -> float:
     return _STARTING + code_tests * code_seconds
 
 
+def _check(code_sandbox_url: str | None, **_: object) -> str:
+    return sandbox.check() if code_sandbox_url is None else f"programs run at {code_sandbox_url}"
+
+
 ROW = RewardRule(
     name="code",
     score=code,
@@ -149,5 +153,5 @@ ROW = RewardRule(
     },
     may_hang=True,
     time_limit=_longest,
-    check=sandbox.check,
+    check=_check,
 )

@@ -6,10 +6,11 @@ from typing import Any
 
 import urllib3
 
-from trainer.rewards.sandbox.programs import Ended
+from trainer.rewards.sandbox.programs import Ended, SandboxError
 
 _ATTEMPTS, _PAUSE = 3, 0.5  # of a server that answers with 429 or 5xx; seconds before the first retry, then doubled
 _SPARE_SECONDS = 10.0  # for the network and the server's queue
+_MOST_BYTES = 64 * 2**20  # of a reply, which holds what the program wrote
 
 _http = urllib3.PoolManager(
     maxsize=64,
@@ -19,8 +20,8 @@ _http = urllib3.PoolManager(
 )
 
 
-class UnreachableSandboxError(RuntimeError):
-    """The server does not run a program; costs the response that needs it."""
+class UnreachableSandboxError(SandboxError):
+    """The server does not run a program."""
 
 
 def run_remotely(
@@ -39,16 +40,28 @@ def run_remotely(
     }
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     try:
-        reply = _http.request("POST", url, body=json.dumps(job), headers=headers, timeout=2 * seconds + _SPARE_SECONDS)
+        reply = _http.request(
+            "POST",
+            url,
+            body=json.dumps(job),
+            headers=headers,
+            timeout=2 * seconds + _SPARE_SECONDS,
+            preload_content=False,
+        )
+        content = reply.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            reply.close()
+            raise UnreachableSandboxError(f"the sandbox at {url} answered with more than {_MOST_BYTES} bytes")
+        reply.release_conn()
     except urllib3.exceptions.HTTPError as error:
         raise UnreachableSandboxError(f"the sandbox at {url} does not answer: {error}") from error
     if reply.status != 200:
         raise UnreachableSandboxError(f"the sandbox at {url} answered with status {reply.status}")
     try:
-        answer = json.loads(reply.data)
+        answer = json.loads(content)
         status, run, compiled = answer["status"], answer.get("run_result"), answer.get("compile_result")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreachableSandboxError(f"the sandbox at {url} sent {reply.data[:200]!r}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreachableSandboxError(f"the sandbox at {url} sent {content[:200]!r}") from error
     if status == "SandboxError":
         raise UnreachableSandboxError(f"the sandbox at {url} failed: {answer.get('message', '')}")
     return _ended(run or compiled or {}, failed=status != "Success")

@@ -185,4 +185,4 @@ def check() -> str:
     return f"programs are confined by {confined}{', and can ' * bool(open_ways)}{' and '.join(open_ways)}"
 
 
-_HINT = "install bubblewrap, or set up a SandboxFusion server and reward.code_sandbox_url"
+_HINT = "install bubblewrap, or use a SandboxFusion server: reward.code_sandbox_url, or sandbox_fusion_url of the tool"

@@ -4,6 +4,7 @@ It runs an untrusted program once per test, each time in a forked process with f
 per test to standard output. The expected outputs never come here, so a program cannot look them up.
 """
 
+import atexit
 import ctypes
 import errno
 import fcntl
@@ -16,10 +17,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -151,8 +153,9 @@ def _run(job: Mapping[str, Any], given: Any, folder: Path, descriptors: Sequence
             if descriptor > _STARTED:
                 with suppress(OSError):  # the one that listed them
                     os.close(descriptor)
-        sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # noqa: SIM115
+        sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8")  # noqa: SIM115
         os.chdir(folder)
         os.environ.update(HOME=str(folder), TMPDIR=str(folder))
         sys.setrecursionlimit(600_000)
@@ -162,23 +165,35 @@ def _run(job: Mapping[str, Any], given: Any, folder: Path, descriptors: Sequence
             os.write(_STARTED, f"{type(error).__name__}: {error}".encode())
             raise
         os.close(_STARTED)
-        _execute(job, given)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with _python_exit():
+            _execute(job, given)
         status = 0
     except SystemExit as ended:
         status = 0 if ended.code in (None, 0) else 1
-        with suppress(OSError, ValueError):
-            if isinstance(ended.code, str):
-                sys.stderr.write(f"{ended.code}\n")
-            sys.stdout.flush()
-            sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - an untrusted program may raise anything
+        status = 1
         with suppress(BaseException):
-            sys.stdout.flush()
             _explain(error)
     finally:
+        with suppress(BaseException):
+            sys.stderr.flush()
         os._exit(status)
+
+
+@contextmanager
+def _python_exit() -> Iterator[None]:
+    """What Python does when a program ends, in any way: waits for threads, calls exit functions, flushes."""
+    try:
+        yield
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
+        raise
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in filter(None, (sys.stdout, sys.__stdout__)):
+            stream.flush()
 
 
 def _explain(error: BaseException) -> None:
@@ -187,7 +202,6 @@ def _explain(error: BaseException) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename != "solution.py":
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
-    sys.stderr.flush()
 
 
 def _execute(job: Mapping[str, Any], given: Any) -> None:

@@ -1,7 +1,6 @@
 """Each test of this folder runs on every kind of machine that this one can be."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest

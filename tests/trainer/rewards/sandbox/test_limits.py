@@ -1,0 +1,150 @@
+"""Programs that use too much, end badly or do not end, and what stays of them; in real sandboxes."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.process_table import alive, descendants
+from tests.trainer.rewards.sandbox.machines import Machine
+from trainer.rewards.sandbox.sandboxed import MOST_THREADS, MOST_WRITTEN
+
+# A machine that is busy with other tests needs longer to start a program than to run one.
+SECONDS = 20.0
+
+
+def test_output_comes_from_descriptors_that_a_program_cannot_replace(machine: Machine) -> None:
+    program = """
+import os
+print("printed", flush=True)
+for name in ("output", "errors", "input", "../output", "/dev/stdout"):
+    for replace in (os.unlink, os.mkdir, os.mkfifo, lambda name: os.symlink("/etc/passwd", name)):
+        try:
+            replace(name)
+        except OSError:
+            pass
+os.dup2(os.open("/usr/bin/env", os.O_RDONLY), 1)
+"""
+    assert machine.run(program, seconds=SECONDS).stdout == "printed\n"
+
+
+@pytest.mark.parametrize("ending", ["os.close(1); os.close(2)", "os.lseek(1, 10**9, 0)"])
+def test_damaged_output_costs_the_program_alone(machine: Machine, ending: str) -> None:
+    program = f"import os\nif input() == 'damage':\n    {ending}\nprint('printed')"
+    damaged, good = machine.outputs(program, ["damage", "good"], seconds=SECONDS)
+    assert damaged != "printed\n"
+    assert good == "printed\n"
+
+
+def test_standard_input_cannot_be_changed(machine: Machine) -> None:
+    program = """
+import os
+for change in (lambda: os.write(0, b"x"), lambda: os.ftruncate(0, 0), lambda: open("/proc/self/fd/0", "w").write("x")):
+    try:
+        change()
+        print("changed")
+    except OSError:
+        pass
+print(input())
+"""
+    assert machine.outputs(program, ["given"], seconds=SECONDS) == ["given\n"]
+
+
+def test_output_is_bounded_and_its_excess_is_an_error(machine: Machine) -> None:
+    ended = machine.run(f"print('x' * {MOST_WRITTEN - 1}); print('y' * 100)", seconds=SECONDS)
+    assert len(ended.stdout) == MOST_WRITTEN
+    assert ended.error
+    assert "File too large" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "bytearray(2 * 2**30)",
+        "import mmap\nmmap.mmap(-1, 2 * 2**30)",
+        "[open('/dev/null') for _ in range(100)]",
+        "import os\n[os.pipe() for _ in range(100)]",
+    ],
+)
+def test_memory_and_descriptors_are_bounded(machine: Machine, program: str) -> None:
+    assert "Error" in machine.run(program, seconds=SECONDS, memory_mb=512).stderr
+
+
+def test_threads_are_bounded(machine: Machine) -> None:
+    program = """
+import threading, time
+threading.stack_size(2**16)
+count = 0
+try:
+    for count in range(20_000):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+finally:
+    print(count, flush=True)
+time.sleep(60)
+"""
+    assert machine.run(program, seconds=SECONDS).error == f"the program has more than {MOST_THREADS} threads"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "for number in range(10**6): open(str(number), 'w').close()",
+        "for number in range(10**3): open(str(number), 'wb').write(bytes(2**20))",
+        "for number in range(5000): os.mkdir('a'); os.chdir('a')",
+        "for number in range(10**5): os.makedirs(f'{number % 100}/{number}')",
+    ],
+)
+def test_files_are_bounded_and_removed(machine: Machine, program: str) -> None:
+    """Also for the next test of the same program."""
+    program = f"import os, time\nif input() == 'attack':\n    {program}\n    time.sleep(60)\nprint(os.listdir())"
+    outputs = machine.outputs(program, ["attack", "good"], seconds=SECONDS)
+    assert outputs == [None, "[]\n"]
+    assert list(machine.temporary.iterdir()) == []
+
+
+def test_a_file_is_bounded(machine: Machine) -> None:
+    ended = machine.run(
+        f"open('big', 'wb', buffering=0).write(bytes({MOST_WRITTEN}))\nopen('big', 'ab', buffering=0).write(b'x')",
+        seconds=SECONDS,
+    )
+    assert ("File too large" if machine.writes_files else "PermissionError") in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGXCPU, signal.SIG_IGN); time.sleep(60)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "threading.Thread(target=time.sleep, args=(60,)).start(); sys.exit()",
+    ],
+)
+def test_a_program_that_does_not_end_costs_its_own_time_only(machine: Machine, program: str) -> None:
+    program = f"import os, signal, threading, time\nif input() == 'attack':\n    {program}\nprint('good')"
+    started = time.monotonic()
+    assert machine.outputs(program, ["good", "attack", "good"], seconds=2.0) == ["good\n", None, "good\n"]
+    assert time.monotonic() - started < SECONDS
+
+
+def test_nothing_outlives_a_client_that_is_killed(machine: Machine) -> None:
+    program = "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nprint(time.sleep(60))"
+    client = machine.start(
+        f"from trainer.rewards.sandbox.programs import *\nprint(run_program({program!r}, Limits({SECONDS * 3})))"
+    )
+    deadline = time.monotonic() + SECONDS
+    while len(below := descendants(client.pid)) < 2 + machine.bubblewrap or time.monotonic() < deadline - SECONDS + 2:
+        assert time.monotonic() < deadline, below
+        time.sleep(0.05)
+    os.kill(client.pid, signal.SIGKILL)
+    client.communicate()
+    while any(map(alive, below)):
+        assert time.monotonic() < deadline, list(map(alive, below))
+        time.sleep(0.05)
+
+
+def test_a_program_that_breaks_its_sandbox_off_is_no_wrong_answer(machine: Machine) -> None:
+    """A sandbox that cannot start raises, so that the response counts as failed instead of wrong."""
+    (result,) = machine.call(("run_program", {"program": "1", "limits": {"seconds": 1, "memory_mb": 2**60}}))
+    assert set(result) == {"raised"}
+    assert result["raised"].startswith("SandboxError: the sandbox cannot run programs: ")
