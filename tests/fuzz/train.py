@@ -1,4 +1,4 @@
-"""What the trainer reads: overrides, settings files, prompts, preferences, checkpoints, config.json, rewards."""
+"""What the trainer reads: settings, prompts, preferences, checkpoints, config.json, rewards, requests of programs."""
 
 import json
 import tempfile
@@ -12,6 +12,7 @@ import yaml
 from tests.fuzz.damage import Target, octets, text, tree, value
 from trainer.config.overrides import load_config
 from trainer.errors import TrainerError
+from trainer.experience.programs.wire import BadRequestError, read_request
 from trainer.rewards.answer import Answer
 from trainer.rewards.scores import as_scored
 
@@ -204,6 +205,25 @@ def read_certified(path: Path) -> object:
     return verify(path.parent)
 
 
+REQUEST = {
+    "model": "policy",
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "1+1?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+    "tool_choice": "auto",
+    "max_tokens": 5,
+    "stream": False,
+    "response_format": {"type": "text"},
+}
+
+
 def score(random: Random) -> Any:
     found = {"score": value(random), "token_rewards": [[0, value(random)], value(random)], "pred": value(random)}
     return random.choice([value(random), tree(random, [found, {"score": 1.0, "other": value(random)}])])
@@ -227,4 +247,5 @@ TARGETS = (
         OURS,
     ),
     Target("rewards", score, read_score, OURS),
+    Target("requests of programs", lambda random: dumped(tree(random, [REQUEST])), read_request, (BadRequestError,)),
 )

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.damage import Target
-from tests.fuzz.train import CERTIFICATE, CONFIGS, PAIRS, PROMPTS, TARGETS, dumped
+from tests.fuzz.train import CERTIFICATE, CONFIGS, PAIRS, PROMPTS, REQUEST, TARGETS, dumped
 from trainer.errors import TrainerError
 
 
@@ -27,6 +27,7 @@ def test_what_is_not_damaged_is_read() -> None:
     by_name["preferences"].read(dumped(PAIRS[0]))
     by_name["config.json"].read(dumped(CONFIGS[0]))
     by_name["certificates"].read(dumped(CERTIFICATE))
+    by_name["requests of programs"].read(dumped(REQUEST))
     for argument in ("actor.learning_rate=1e-6", "trainer.logger=['console','wandb']"):
         by_name["overrides"].read([argument])
 

@@ -163,9 +163,10 @@ class Endpoint:
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         """Raises BadRequestError."""
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trainer"}
-        models = {"models": {"object": "list", "data": [model]}, f"models/{MODEL}": model}
+        models: dict[str, dict[str, Any]] = {"models": {"object": "list", "data": [model]}, f"models/{MODEL}": model}
         if request.method == "GET":
-            return _response(HTTPStatus.OK, models[self._admitted(request, models)[1]])
+            _, path = self._admitted(request, models)
+            return _response(HTTPStatus.OK, models[path])
         line, _ = self._admitted(request, ["chat/completions"] if request.method == "POST" else [])
         asked = read_request(await _body(request))
         again = request.headers.get("x-stainless-retry-count", "0") != "0"

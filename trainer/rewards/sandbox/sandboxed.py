@@ -153,9 +153,9 @@ def _run(job: Mapping[str, Any], given: Any, folder: Path, descriptors: Sequence
             if descriptor > _STARTED:
                 with suppress(OSError):  # the one that listed them
                     os.close(descriptor)
-        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # noqa: SIM115
-        sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8")  # noqa: SIM115
-        sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8")  # noqa: SIM115
+        for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+            stream = open(descriptor, mode, encoding="utf-8")  # noqa: PTH123, SIM115 - a descriptor
+            vars(sys).update({name: stream, f"__{name}__": stream})
         os.chdir(folder)
         os.environ.update(HOME=str(folder), TMPDIR=str(folder))
         sys.setrecursionlimit(600_000)
@@ -248,18 +248,20 @@ def confine(seconds: float, memory_mb: int, bubblewrap: bool) -> None:
 
 
 def _give_up_root(restricted: bool) -> None:
-    """Becomes nobody. Root without capabilities where nobody cannot read Python; then Landlock must restrict files."""
+    """Becomes nobody. Where that is not possible, becomes root without capabilities; Landlock must then restrict it."""
     if all(map(_is_open_to_all, (sys.prefix, sys.base_prefix))):
+        problem = "root cannot become another user"
         with suppress(PermissionError):
             os.chown(".", NOBODY, NOBODY)
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
             return
+    else:
+        problem = f"no user but root can read Python in {sys.prefix}"
     if not restricted:
-        raise PermissionError(f"user {NOBODY} cannot read Python in {sys.prefix}, and Linux has no Landlock here")
-    capabilities = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
-    if _libc.capset(capabilities, bytes(24)) != 0:
+        raise PermissionError(f"{problem}, and Linux has no Landlock, which would restrict root")
+    if _libc.capset(struct.pack("Ii", _CAPABILITIES_VERSION, 0), bytes(24)) != 0:
         raise PermissionError("root cannot give up its capabilities")
 
 
@@ -294,9 +296,9 @@ def _restrict_files() -> bool:
             rights &= handled if Path(path).is_dir() else handled & (read_file | write_file | truncate)
             _libc.syscall(add, ruleset, 1, struct.pack("=Qi", rights, place), 0)
             os.close(place)
-    restricted = _libc.syscall(restrict, ruleset, 0) == 0
+    restricted: int = _libc.syscall(restrict, ruleset, 0)
     os.close(ruleset)
-    return restricted
+    return restricted == 0
 
 
 # The calls that Python needs. All others are refused: those that reach other processes, users and networks, and those

@@ -2,7 +2,9 @@
 its words matter; Transformers' engine samples where log-probs matter."""
 
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +241,35 @@ assert os.getcwd() == os.path.realpath(os.environ["HOME"])
 """
     (row,), _ = play(program)
     assert row.scored is None
+
+
+def test_a_program_finds_no_path_to_its_output(play: Callable[..., Any]) -> None:
+    """It could put a link or a pipe there, which the trainer would follow."""
+    program = """
+ask(messages)
+targets = [os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in range(3)]
+assert all(target.endswith(" (deleted)") for target in targets), targets
+"""
+    (row,), _ = play(program)
+    assert row.scored is None
+
+
+def test_the_files_of_a_program_are_removed_however_deep(
+    play: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = """
+ask(messages)
+for _ in range(3000):
+    os.mkdir("a")
+    os.chdir("a")
+"""
+    (row,), _ = play(program, environment_timeout=60)
+    assert row.scored is None
+    deadline = time.monotonic() + 60
+    while list(tmp_path.glob("program-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_endpoint_needs_the_trajectorys_own_key(play: Callable[..., Any]) -> None:

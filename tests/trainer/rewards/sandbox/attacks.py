@@ -78,7 +78,7 @@ ATTACKS = {
     "share memory": "keep('shmget', 'shmctl', 0, 2**20, 0o1600)",
     "queue messages": "keep('msgget', 'msgctl', 0, 0o1600)",
     "make semaphores": "keep('semget', 'semctl', 0, 1, 0o1600)",
-    "queue POSIX messages": "call('mq_open', b'/slipway-attack', 0o102, 0o600, None); libc.mq_unlink(b'/slipway-attack')",
+    "queue POSIX messages": "call('mq_open', b'/slipway', 0o102, 0o600, None); call('mq_unlink', b'/slipway')",
     "make a file in memory": "os.memfd_create('attack')",
     "keep a key": "system_call(248, 217, b'user', b'slipway-attack', b'x', 1, -2)",
     "watch files": "call('inotify_init1', 0)",
