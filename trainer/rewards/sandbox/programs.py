@@ -185,4 +185,7 @@ def check() -> str:
     return f"programs are confined by {confined}{', and can ' * bool(open_ways)}{' and '.join(open_ways)}"
 
 
-_HINT = "install bubblewrap, or use a SandboxFusion server: reward.code_sandbox_url, or sandbox_fusion_url of the tool"
+_HINT = (
+    "install libseccomp and bubblewrap, or use a SandboxFusion server: reward.code_sandbox_url for rewards, "
+    "sandbox_fusion_url for the tool"
+)

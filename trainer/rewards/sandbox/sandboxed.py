@@ -38,6 +38,7 @@ MOST_FILES = 1000  # with folders
 MOST_THREADS = 256
 _COUNT_SECONDS = 0.02  # between two counts of files and threads
 NOBODY = 65534
+_FOLDER = Path("program")  # where the program of a test starts
 # What Python needs; of /etc only what the dynamic linker and the clock read.
 READABLE = (
     *("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
@@ -56,23 +57,23 @@ def main() -> None:
     job = json.load(sys.stdin)
     for name in MODULES:
         import_module(name)
-    for number, given in enumerate(job["inputs"]):
-        folder = Path(str(number)).absolute()
-        folder.mkdir(mode=0o700)
-        sys.stdout.write(json.dumps(_test(job, given, folder)) + "\n")
+    for given in job["inputs"]:
+        _FOLDER.mkdir(mode=0o700)
+        sys.stdout.write(json.dumps(_test(job, given)) + "\n")
         sys.stdout.flush()
-        remove(folder)
+        for path in Path().iterdir():
+            remove(path)
 
 
-def remove(folder: Path) -> None:
-    """Removes a folder, however deep a program has made it."""
+def remove(path: Path) -> None:
+    """Removes a file or folder, however deep a program has made it."""
     try:
-        folder.rmdir()
+        path.rmdir()
     except OSError:
-        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)
 
 
-def _test(job: Mapping[str, Any], given: Any, folder: Path) -> dict[str, Any]:
+def _test(job: Mapping[str, Any], given: Any) -> dict[str, Any]:
     """What the program wrote or returned, or why it failed; under `broken`, why it could not be started.
 
     Input and output are files in memory that have no path, so a program cannot put others in their place.
@@ -85,12 +86,12 @@ def _test(job: Mapping[str, Any], given: Any, folder: Path) -> dict[str, Any]:
     started, starting = os.pipe()
     child = os.fork()
     if child == 0:
-        _run(job, given, folder, (stdin, stdout, stderr, starting))
+        _run(job, given, (stdin, stdout, stderr, starting))
     os.close(starting)
     try:
         broken = os.read(started, 1000).decode()
         os.close(started)
-        failure = "" if broken else _watch(child, job["seconds"], folder)
+        failure = "" if broken else _watch(child, job["seconds"])
     finally:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -104,7 +105,7 @@ def _test(job: Mapping[str, Any], given: Any, folder: Path) -> dict[str, Any]:
     return {"failure": failure, **{name: written.decode(errors="replace") for name, written in result.items()}}
 
 
-def _watch(child: int, seconds: float, folder: Path) -> str:
+def _watch(child: int, seconds: float) -> str:
     """Waits until the program ends; why it must be ended instead, or ""."""
     end = time.monotonic() + seconds
     ended = os.pidfd_open(child)
@@ -114,8 +115,10 @@ def _watch(child: int, seconds: float, folder: Path) -> str:
                 return f"no result within {seconds:g} s"
             if _threads(child) > MOST_THREADS:
                 return f"the program has more than {MOST_THREADS} threads"
-            if not _is_small(folder):
-                return f"the program has more than {MOST_FILES} files, or more than {MOST_STORED // 2**20} MiB in them"
+            if not _is_small(Path()):
+                return (
+                    f"the program has over {MOST_FILES} files, {MOST_STORED // 2**20} MiB in files, or too long paths"
+                )
         return ""
     finally:
         os.close(ended)
@@ -129,21 +132,25 @@ def _threads(process: int) -> int:
 
 
 def _is_small(folder: Path) -> bool:
-    """Whether few files of few bytes are in a folder. It holds no links: programs cannot make any."""
+    """Whether few files of few bytes are below a folder. There are no links: programs cannot make any."""
     folders, count, stored = [os.fspath(folder)], 0, 0
-    while folders:
-        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                count += 1
-                stored += 512 * entry.stat(follow_symlinks=False).st_blocks
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                if count > MOST_FILES or stored > MOST_STORED:
-                    return False
+    try:
+        while folders:
+            with suppress(FileNotFoundError):  # the program has just removed this folder
+                for entry in os.scandir(folders.pop()):
+                    count += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    with suppress(FileNotFoundError):
+                        stored += 512 * entry.stat(follow_symlinks=False).st_blocks
+                    if count > MOST_FILES or stored > MOST_STORED:
+                        return False
+    except OSError:  # a path is too long
+        return False
     return True
 
 
-def _run(job: Mapping[str, Any], given: Any, folder: Path, descriptors: Sequence[int]) -> NoReturn:
+def _run(job: Mapping[str, Any], given: Any, descriptors: Sequence[int]) -> NoReturn:
     """Runs the program in this forked process, and ends it. `descriptors`: standard input, output, error, _STARTED."""
     status = 1
     try:
@@ -156,8 +163,8 @@ def _run(job: Mapping[str, Any], given: Any, folder: Path, descriptors: Sequence
         for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
             stream = open(descriptor, mode, encoding="utf-8")  # noqa: PTH123, SIM115 - a descriptor
             vars(sys).update({name: stream, f"__{name}__": stream})
-        os.chdir(folder)
-        os.environ.update(HOME=str(folder), TMPDIR=str(folder))
+        os.chdir(_FOLDER)
+        os.environ.update(HOME=str(Path.cwd()), TMPDIR=str(Path.cwd()))
         sys.setrecursionlimit(600_000)
         try:
             confine(job["seconds"], job["memory_mb"], job["bubblewrap"])

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ _USER = 12345
 _CLIENT = """
 import json, os, sys
 from trainer.rewards.sandbox import programs
-for name, arguments in json.load(sys.stdin):
+for line in sys.stdin:
+    name, arguments = json.loads(line)
     if "limits" in arguments:
         arguments["limits"] = programs.Limits(**arguments["limits"])
     if "program" in arguments:
@@ -40,7 +41,16 @@ for name, arguments in json.load(sys.stdin):
 """
 
 
-@dataclass(frozen=True)
+def answer(client: "subprocess.Popen[str]", name: str, **arguments: Any) -> Any:
+    """What a client returns for a call."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(json.dumps([name, arguments]) + "\n")
+    client.stdin.flush()
+    return json.loads(client.stdout.readline())
+
+
+@dataclass
 class Machine:
     """Where a sandbox runs. `folder`, which its user owns, holds the code and is the place of temporary files."""
 
@@ -48,6 +58,7 @@ class Machine:
     root: bool
     landlock: bool
     folder: Path = Path()
+    _client: "subprocess.Popen[str] | None" = None
 
     def __str__(self) -> str:
         confined = "bubblewrap" if self.bubblewrap else "filter"
@@ -67,7 +78,11 @@ class Machine:
     def temporary(self) -> Path:
         return self.folder / "tmp"
 
-    def start(self, code: str, python: str = "") -> "subprocess.Popen[str]":
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.communicate()
+
+    def start(self, code: str = _CLIENT, python: str = "") -> "subprocess.Popen[str]":
         """A process on this machine that can import the sandbox."""
         return subprocess.Popen(
             [python or self.python, "-c", code],
@@ -90,23 +105,21 @@ class Machine:
         alone = os.geteuid() != 0 or (self.root and (self.landlock or self.bubblewrap))
         return sys.executable if alone or is_open_to_all(Path(sys.prefix)) else "/usr/bin/python3"
 
-    def call(self, *calls: tuple[str, dict[str, Any]], python: str = "") -> list[Any]:
-        """The results of functions of `programs`."""
-        with self.start(_CLIENT, python) as process:
-            written, _ = process.communicate(json.dumps(calls), timeout=120)
-        return [json.loads(line) for line in written.splitlines()]
+    def call(self, name: str, **arguments: Any) -> Any:
+        """The result of a function of `programs`, or {"raised": error}."""
+        if self._client is None:
+            self._client = self.start()
+        return answer(self._client, name, **arguments)
 
-    def run(self, program: str, python: str = "", **limits: float) -> Ended:
+    def run(self, program: str, **limits: float) -> Ended:
         """What a program wrote."""
-        (result,) = self.call(("run_program", {"program": program, "limits": limits}), python=python)
+        result = self.call("run_program", program=program, limits=limits)
         assert "raised" not in result, result
         return Ended(**result)
 
     def outputs(self, program: str, inputs: Sequence[str], **limits: float) -> list[str | None]:
         """The outputs of a program for each input."""
-        (results,) = self.call(
-            ("run_tests", {"program": program, "function": None, "inputs": inputs, "limits": limits})
-        )
+        results = self.call("run_tests", program=program, function=None, inputs=inputs, limits=limits)
         assert isinstance(results, list), results
         return results
 
@@ -155,6 +168,7 @@ def on(machine: Machine) -> Iterator[Machine]:
         if not machine.root and os.geteuid() == 0:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, _USER, _USER, follow_symlinks=False)
-        yield Machine(machine.bubblewrap, machine.root, machine.landlock, folder)
+        with closing(Machine(machine.bubblewrap, machine.root, machine.landlock, folder)) as opened:
+            yield opened
     finally:
         shutil.rmtree(folder)

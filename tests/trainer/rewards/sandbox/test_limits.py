@@ -92,12 +92,16 @@ time.sleep(60)
         "for number in range(10**6): open(str(number), 'w').close()",
         "for number in range(10**3): open(str(number), 'wb').write(bytes(2**20))",
         "for number in range(5000): os.mkdir('a'); os.chdir('a')",
+        "for number in range(50): os.mkdir('a' * 255); os.chdir('a' * 255)",
+        "os.chdir('..'); [open(f'../{number}', 'w').close() for number in range(10**6)]",
+        "for number in range(10**6): open(str(number), 'w').close(); os.rename('b', 'c'); os.rename('c', 'b')",
         "for number in range(10**5): os.makedirs(f'{number % 100}/{number}')",
     ],
 )
 def test_files_are_bounded_and_removed(machine: Machine, program: str) -> None:
     """Also for the next test of the same program."""
-    program = f"import os, time\nif input() == 'attack':\n    {program}\n    time.sleep(60)\nprint(os.listdir())"
+    attack = f"os.mkdir('b')\n    {program}\n    time.sleep(60)"
+    program = f"import os, time\nif input() == 'attack':\n    {attack}\nprint(os.listdir())"
     outputs = machine.outputs(program, ["attack", "good"], seconds=SECONDS)
     assert outputs == [None, "[]\n"]
     assert list(machine.temporary.iterdir()) == []
@@ -145,6 +149,6 @@ def test_nothing_outlives_a_client_that_is_killed(machine: Machine) -> None:
 
 def test_a_program_that_breaks_its_sandbox_off_is_no_wrong_answer(machine: Machine) -> None:
     """A sandbox that cannot start raises, so that the response counts as failed instead of wrong."""
-    (result,) = machine.call(("run_program", {"program": "1", "limits": {"seconds": 1, "memory_mb": 2**60}}))
+    result = machine.call("run_program", program="1", limits={"memory_mb": 2**60})
     assert set(result) == {"raised"}
     assert result["raised"].startswith("SandboxError: the sandbox cannot run programs: ")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.trainer.rewards.sandbox.machines import Machine
+from tests.trainer.rewards.sandbox.machines import Machine, answer
 
 PROGRAMS = {
     "imports": "import fractions, decimal, queue, uuid, zlib, hashlib, lzma; print(fractions.Fraction(1, 2))",
@@ -117,11 +117,9 @@ def test_python_below_a_folder_that_others_cannot_enter(machine: Machine) -> Non
     (packages,) = (private / "venv").glob("lib/*/site-packages")
     (packages / "lonely.py").write_text("value = '1/2'")
     python = str(private / "venv/bin/python")
-    limits = {"seconds": 20}
-    (result,) = machine.call(
-        ("run_program", {"program": "import lonely; print(lonely.value)", "limits": limits}), python=python
-    )
-    (note,) = machine.call(("check", {}), python=python)
+    with machine.start(python=python) as client:
+        result = answer(client, "run_program", program="import lonely; print(lonely.value)", limits={"seconds": 20})
+        note = answer(client, "check")
     if machine.bubblewrap or machine.landlock:
         assert result == {"stdout": "1/2\n", "stderr": "", "error": ""}
         assert note.startswith("programs are confined by")
