@@ -6,6 +6,7 @@ ROOM is build, launch or train. It prints the inputs of each target, and a findi
 
 import argparse
 import importlib
+import logging
 import sys
 import time
 import traceback
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="name of a target")
     parser.add_argument("--guided", action="store_true", help="let the parsers' coverage choose the inputs")
     given = parser.parse_args()
+    logging.disable()  # what the readers warn of
     found = 0
     for target in importlib.import_module(f"tests.fuzz.{given.room}").TARGETS:
         if given.only in ("", target.name):

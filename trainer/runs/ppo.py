@@ -28,7 +28,8 @@ from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
 from trainer.runs.advantages import resampled, with_advantages
-from trainer.runs.checkpoints.checkpoint import TrainingState, read_resumed
+from trainer.runs.checkpoints.checkpoint import read_resumed
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.corrections import check_exact
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole

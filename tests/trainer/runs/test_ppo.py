@@ -200,7 +200,7 @@ def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engin
     assert "Traceback" not in errors
     assert "error: actor rank" in errors
     assert "died during" in errors
-    assert read_checkpoint(resumed.directory / "checkpoints" / "step_000003", runs.model).step == 3
+    assert read_checkpoint(resumed.directory / "checkpoints" / "step_000003", model=runs.model).step == 3
 
 
 def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, runs: Runs) -> None:
@@ -215,7 +215,7 @@ def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, r
     assert time.monotonic() - started < 30
     (saved,) = (run.directory / "checkpoints").iterdir()
     assert f"continue with trainer.resume={saved}" in errors
-    assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]
+    assert read_checkpoint(saved, model=runs.model).step == run.metrics()[-1]["step"]
 
 
 def test_a_killed_reward_worker_is_replaced_and_a_run_that_fails_saves_its_finished_steps(
@@ -240,7 +240,7 @@ def test_a_killed_reward_worker_is_replaced_and_a_run_that_fails_saves_its_finis
     assert "error: the reward function returned nan" in errors
     (saved,) = (run.directory / "checkpoints").iterdir()
     assert f"continue with trainer.resume={saved}" in errors
-    assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]
+    assert read_checkpoint(saved, model=runs.model).step == run.metrics()[-1]["step"]
     assert export_checkpoint(run.directory, None, None, None).is_dir()
 
 

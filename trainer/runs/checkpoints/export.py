@@ -17,13 +17,8 @@ from trainer.models.lora import peft_name, write_adapter
 from trainer.models.megatron_weights import to_transformers
 from trainer.records.files.atomic import atomic_directory
 from trainer.records.pages.model_card import write_model_card
-from trainer.runs.checkpoints.checkpoint import (
-    TrainingState,
-    checkpoint_directory,
-    checkpoint_model,
-    last_checkpoint,
-    read_checkpoint,
-)
+from trainer.runs.checkpoints.checkpoint import checkpoint_directory, checkpoint_model, last_checkpoint, read_checkpoint
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.reproduction.certificate import CERTIFICATE, read_certificate
 from trainer.runs.reproduction.writer import certify_model
 from trainer.training.ranks.reading import stored_tensors
@@ -42,7 +37,7 @@ def export_checkpoint(run_dir: Path, step: int | None, output: Path | None, mode
     if checkpoint is None:
         raise CheckpointError(f"{run_dir}: no checkpoint yet", hint="set trainer.save_freq in the run, or wait for one")
     base = model or checkpoint_model(checkpoint)
-    state = read_checkpoint(checkpoint, base, ["actor"])
+    state = read_checkpoint(checkpoint, ["actor"], base)
     directory = output or run_dir / "models" / checkpoint.name
     with atomic_directory(directory) as partial:
         try:

@@ -1,0 +1,43 @@
+"""Files that a run finds in a directory, of which others may have made anything: only regular files are read."""
+
+import os
+import stat
+from pathlib import Path
+
+# A pipe in place of a file must not block, and a link must not lead elsewhere.
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def read_regular(file: Path, most: int) -> bytes:
+    """The content of a file with at most `most` bytes.
+
+    Raises OSError, also if it is larger, a link, a pipe or a device.
+    """
+    with os.fdopen(open_regular(file), "rb") as opened:
+        content = opened.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"{file} is larger than {most} bytes")
+    return content
+
+
+def open_regular(file: Path) -> int:
+    """A descriptor of a file, to read it. Raises OSError, also if it is a link, a pipe or a device."""
+    if file.is_symlink():
+        raise OSError(f"{file} is a link")
+    descriptor = os.open(file, _OPEN)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(f"{file} is not a regular file")
+
+
+def regular_files(directory: Path) -> dict[str, int]:
+    """The size of each regular file below a directory, by its path there. Links are neither listed nor followed."""
+    sizes = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[str(path.relative_to(directory))] = status.st_size
+    return dict(sorted(sizes.items()))
