@@ -1,4 +1,4 @@
-"""What the trainer reads: overrides, settings files, prompts, preferences, checkpoints, config.json, rewards."""
+"""What the trainer reads: overrides, settings files, prompts, preferences, checkpoints, runs, config.json, rewards."""
 
 import json
 import tempfile
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from tests.fuzz.damage import Target, octets, text, tree, value
+from tests.fuzz.run_directory import damaged, read_run_directory
 from tests.sealing import with_seal
 from trainer.config.overrides import load_config
 from trainer.config.tree import Config
@@ -246,5 +247,6 @@ TARGETS = (
     Target("config.json", lambda random: dumped(tree(random, CONFIGS)), in_file("config.json", read_model), OURS),
     Target("checkpoints", sealed_or_not(STATE), in_file("state.json", read_state), OURS),
     Target("certificates", sealed_or_not(CERTIFICATE), in_file("certificate.json", read_certified), OURS),
+    Target("run directories", damaged, read_run_directory, OURS),
     Target("rewards", score, read_score, OURS),
 )

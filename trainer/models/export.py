@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
+
+from trainer.models.pretrained import empty_language_model, read_tokenizer
 
 _GENERATION = "generation_config.json"
 
@@ -19,8 +21,7 @@ def write_language_model(
     `weights` include the buffers that belong to the model's files; these keep their type. Weights above `shard_size` in
     total are several safetensors files with an index.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
+    model = empty_language_model(source, dtype)
     buffers = dict(model.named_buffers())
     own = {name: tensor if name in buffers else tensor.to(dtype) for name, tensor in weights}
     model.load_state_dict(own, assign=True)
@@ -29,4 +30,4 @@ def write_language_model(
     model.save_pretrained(directory, max_shard_size=shard_size)
     if (source / _GENERATION).is_file():  # copied: Transformers refuses to write some files that it reads
         shutil.copyfile(source / _GENERATION, directory / _GENERATION)
-    AutoTokenizer.from_pretrained(source).save_pretrained(directory)
+    read_tokenizer(source).save_pretrained(directory)

@@ -23,6 +23,7 @@ from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
 from trainer.experience.sampled_ahead import FILE, resumable_steps, write_steps
 from trainer.models.files import check_models, with_local_models
+from trainer.models.weight_files import check_weights
 from trainer.planning.placement import roles_of
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
@@ -56,6 +57,7 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
     run_dir = run_directory(config.trainer)
     local = with_local_models(config)
     check_models(local)
+    check_weights(local)
     for line in code_lines(local):
         logger.info("%s", line)
     data = RunData.load(local)  # before any process starts: an error in a file costs seconds

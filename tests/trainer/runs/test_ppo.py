@@ -18,7 +18,8 @@ from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
-from trainer.records.files.run_files import read_lines, recorded_trajectories
+from trainer.records.files.records import WAITS_ROWS, read_records
+from trainer.records.files.run_files import recorded_trajectories
 from trainer.records.pages.report import SLOWEST, write_report
 from trainer.records.top import watch
 from trainer.records.trajectories import FOLDER, recorded_steps
@@ -70,7 +71,7 @@ def assert_use_is_seen(row: dict[str, float]) -> None:
 
 
 def test_report_and_top_show_the_use_of_the_hardware_and_noticeable_waits(uninterrupted: Run) -> None:
-    waits = read_lines(uninterrupted.directory / "waits.jsonl")
+    waits = read_records(uninterrupted.directory / "waits.jsonl", WAITS_ROWS, pytest.fail)
     assert [row["step"] for row in waits] == [1, 2, 3, 4]
     assert re.match(r"rollout rank [01] on [0-9.]+$", waits[-1]["waits"]["rollout"]["slowest"])
     report = write_report(uninterrupted.directory).read_text()

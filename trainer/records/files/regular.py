@@ -32,12 +32,17 @@ def open_regular(file: Path) -> int:
 
 
 def regular_files(directory: Path) -> dict[str, int]:
-    """The size of each regular file below a directory, by its path there. Links are neither listed nor followed."""
+    """The size of each file below a directory, by its path there.
+
+    Raises OSError, also if there is a link, a pipe or a device: whoever reads by name would follow it.
+    """
     sizes = {}
-    for folder, _, names in os.walk(directory):
-        for name in names:
+    for folder, folders, names in os.walk(directory):
+        for name in (*folders, *names):
             path = Path(folder, name)
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
                 sizes[str(path.relative_to(directory))] = status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                raise OSError(f"{path} is a link, a pipe or a device")
     return dict(sorted(sizes.items()))

@@ -18,6 +18,7 @@ from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
 from trainer.errors import LoweredLimit
 from trainer.models.files import check_models, load_tokenizer, with_local_models
+from trainer.models.weight_files import check_weights
 from trainer.records.console import Column
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
@@ -119,6 +120,7 @@ def _train(
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     limit = config.trainer.worker_timeout
     check_models(config, settings.longest_row)
+    check_weights(config)
     tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
     data, seed = config.data, config.trainer.seed
     training = read(data.train_files, tokenizer, data, Subset.of_training(data, seed))

@@ -219,6 +219,11 @@ def damage_shard_pipe(checkpoint: Path) -> None:
     os.mkfifo(checkpoint / "actor" / "__0_0.distcp")
 
 
+def damage_more_pipe(checkpoint: Path) -> None:
+    """The metadata of a role could name it."""
+    os.mkfifo(checkpoint / "actor" / "__9_0.distcp")
+
+
 def damage_role_elsewhere(checkpoint: Path) -> None:
     (checkpoint / "actor").rename(checkpoint.parent / "elsewhere")
     (checkpoint / "actor").symlink_to(checkpoint.parent / "elsewhere")
@@ -238,9 +243,10 @@ def damage_role_elsewhere(checkpoint: Path) -> None:
         (damage_shard_absent, "critic/__0_0.distcp is missing"),
         (damage_shard_cut, "actor/__0_0.distcp has 4 bytes instead of 8"),
         (damage_shard_zeroed, r"critic/__0_0.distcp changed since it was written \(SHA-256\)"),
-        (damage_shard_device, "actor/__0_0.distcp is missing"),
-        (damage_shard_pipe, "actor/__0_0.distcp is missing"),
-        (damage_role_elsewhere, "actor/__0_0.distcp is missing"),
+        (damage_shard_device, "cannot be read: .*actor/__0_0.distcp is a link, a pipe or a device"),
+        (damage_shard_pipe, "cannot be read: .*actor/__0_0.distcp is a link, a pipe or a device"),
+        (damage_role_elsewhere, "cannot be read: .*actor is a link, a pipe or a device"),
+        (damage_more_pipe, "cannot be read: .*actor/__9_0.distcp is a link, a pipe or a device"),
     ],
 )
 def test_a_damaged_file_is_named(checkpoint: Path, damage: Callable[[Path], None], message: str) -> None:
