@@ -1,10 +1,12 @@
 """Damaged directories of runs, and everything that reads one: the commands, and a run that continues in it."""
 
+import atexit
 import io
 import json
 import os
 import shutil
 import tempfile
+import warnings
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -48,10 +50,10 @@ def whole_run() -> Path:
     from trainer.runs.reproduction.certificate import Hardware
     from trainer.runs.reproduction.writer import CertificateWriter
 
-    parent = tempfile.TemporaryDirectory(prefix="fuzz-run-")
-    _kept.append(parent)
-    run_dir = Path(parent.name) / "run"
-    config = Config.model_validate({"trainer": {"output_dir": parent.name, "run_id": "run", "keep_checkpoints": 1}})
+    parent = tempfile.mkdtemp(prefix="fuzz-run-")
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    run_dir = Path(parent) / "run"
+    config = Config.model_validate({"trainer": {"output_dir": parent, "run_id": "run", "keep_checkpoints": 1}})
     certificate = CertificateWriter(run_dir, config, config, config)
     with RunOwner(run_dir), Tracker(run_dir, config) as tracker, certificate:
         tracker.begin()
@@ -72,14 +74,12 @@ def whole_run() -> Path:
         checkpoints = CheckpointWriter(run_dir)
         partial = checkpoints.begin(training_state(2))
         state = {"network": {"weight": torch.ones(2)}}
-        distributed_checkpoint.save(state, checkpoint_id=partial / "actor", no_dist=True)
+        with warnings.catch_warnings(action="ignore"):  # torch warns that one process saves
+            distributed_checkpoint.save(state, checkpoint_id=partial / "actor", no_dist=True)
         certificate.checkpoint(2, checkpoints.complete({}))
         shutil.copyfile(run_dir / "owner.json", run_dir.parent / "owner.json")
     shutil.move(run_dir.parent / "owner.json", run_dir / "owner.json")
     return run_dir
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @dataclass(frozen=True)

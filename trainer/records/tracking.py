@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from trainer.records.files.records import (
     left_out,
     lines,
 )
+from trainer.records.files.regular import open_regular
 from trainer.records.logger import LoggerRow
 from trainer.records.retrying import RetryingLogger
 from trainer.records.tensorboard import TensorBoardFile
@@ -37,6 +39,7 @@ from trainer.rows import find_rows
 logger = logging.getLogger(__name__)
 
 CONFIG, PHASE, TENSORBOARD = "config.json", "phase.json", "tensorboard"
+_OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 INTERRUPTED = "trainer/interrupted"  # a metric of the last step of a run that failed in it, after its update
 
 Opened = TypeVar("Opened", LineFile, TensorBoardFile)
@@ -176,8 +179,8 @@ class Tracker:
         self._flush_others.append(flush)
 
     def _write_phase(self, line: str) -> None:
-        with suppress(OSError):  # only `trainer top` reads it
-            self._phase.write_text(line)
+        with suppress(OSError), os.fdopen(open_regular(self._phase, _OVERWRITE), "w") as file:
+            file.write(line)  # only `trainer top` reads it
 
 
 def _cut(path: Path, kind: TypeAdapter[Any], last_step: int) -> None:

@@ -1,11 +1,12 @@
-"""Files that a run finds in a directory, of which others may have made anything: only regular files are read."""
+"""Files in a directory where others may have put anything: only regular files are opened."""
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 # A pipe in place of a file must not block, and a link must not lead elsewhere.
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_regular(file: Path, most: int) -> bytes:
@@ -20,11 +21,14 @@ def read_regular(file: Path, most: int) -> bytes:
     return content
 
 
-def open_regular(file: Path) -> int:
-    """A descriptor of a file, to read it. Raises OSError, also if it is a link, a pipe or a device."""
-    if file.is_symlink():
-        raise OSError(f"{file} is a link")
-    descriptor = os.open(file, _OPEN)
+def open_regular(file: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file. Raises OSError, also if it is a link, a pipe or a device."""
+    try:
+        descriptor = os.open(file, flags | _OPEN, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise OSError(f"{file} is not a regular file") from error
+        raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

@@ -238,7 +238,7 @@ def damage_role_elsewhere(checkpoint: Path) -> None:
         (damage_state_nested, "state.json: damaged: it is nested too deeply"),
         (damage_state_edited, r"state.json: damaged: it changed since it was written \(SHA-256\)"),
         (damage_state_without_seal, "state.json: damaged: it lacks its own SHA-256"),
-        (damage_state_device, "state.json: damaged: .* is a link"),
+        (damage_state_device, "state.json: damaged: .* is not a regular file"),
         (damage_state_pipe, "state.json: damaged: .* is not a regular file"),
         (damage_shard_absent, "critic/__0_0.distcp is missing"),
         (damage_shard_cut, "actor/__0_0.distcp has 4 bytes instead of 8"),
