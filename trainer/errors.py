@@ -96,6 +96,10 @@ class WatchdogError(TrainerError):
     exit_code = 7
 
 
+class OutputError(TrainerError):
+    """Standard output cannot be written."""
+
+
 class InterruptedRun(TrainerError):  # noqa: N818 - nothing went wrong
     """The run received SIGTERM (130: SIGINT) and saved its state."""
 

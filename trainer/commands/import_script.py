@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainer.commands.output import emit
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def import_script(
         target = (output or script).with_suffix(suffix) if len(commands) > 1 or output is None else output
         heading = f"# Imported from {script.name}, {command.entry}: python -m trainer {ours} --config {target.name}\n"
         target.write_text(heading + found.yaml(), encoding="utf-8")
-        typer.echo(f"{target}\n\n{found.report()}")
+        emit(f"{target}\n\n{found.report()}")
         missing = missing or bool(found.missing)
     if missing:
         raise typer.Exit(2)
