@@ -79,7 +79,8 @@ class OneCounter:
 @contextmanager
 def on_every_node() -> Iterator[Counters]:
     """A counter on every node of the Ray cluster."""
-    from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+    from trainer.cluster.connection import connected
+    from trainer.cluster.nodes import find_nodes, reserve_slots
     from trainer.cluster.workers import WorkerGroup
 
     class OnEveryNode:

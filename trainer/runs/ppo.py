@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from trainer.cluster.calls import stalls_explained
-from trainer.cluster.nodes import connected
+from trainer.cluster.connection import connected
 from trainer.cluster.ready import wait_for_ray
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
@@ -83,7 +83,7 @@ def _train(
     resumed = read_resumed(config, list(config.trained))
     with (
         Tracker(run_dir, config, recorded_step(given.trainer, run_dir, resumed, again)) as tracker,
-        connected(),
+        connected(run_dir),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, given, config, config, repeat) as certificate,
     ):

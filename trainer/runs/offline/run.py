@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainer.cluster.calls import stalls_explained
-from trainer.cluster.nodes import connected
+from trainer.cluster.connection import connected
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.offline import OfflineConfig
 from trainer.config.sections.data import DataConfig
@@ -128,7 +128,7 @@ def _train(
     resumed = read_resumed(config, ["actor"])
     with (
         Tracker(run_dir, settings, recorded_step(settings.trainer, run_dir, resumed, again), columns) as tracker,
-        connected(),
+        connected(run_dir),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, settings, settings, config, repeat) as certificate,
     ):
