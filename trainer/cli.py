@@ -22,6 +22,8 @@ from trainer.commands.top import top
 from trainer.commands.train import train
 from trainer.commands.verify import verify
 from trainer.errors import TrainerError
+from trainer.records.printable import printable
+from trainer.records.streams import detached_console
 
 app = typer.Typer(
     name="trainer",
@@ -51,17 +53,26 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     An expected error is printed as one message and sets the exit code.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    with detached_console():
+        status = _run(arguments)
+    leave(status)
+
+
+def _run(arguments: list[str] | None) -> int | None:
+    """The exit code."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it would announce its font cache when it is imported
     try:
-        status = app(arguments, standalone_mode=False)
+        status: int | None = app(arguments, standalone_mode=False)
     except TrainerError as error:
-        leave(report_failure(error))
+        return report_failure(error)
     except TyperException as error:
-        leave(_fail(error.format_message(), "`python -m trainer --help` lists commands and options", 2))
+        return _fail(error.format_message(), "`python -m trainer --help` lists commands and options", 2)
     except (KeyboardInterrupt, typer.Abort):
-        leave(130)
-    leave(status)
+        return 130
+    return status
 
 
 def report_failure(error: TrainerError) -> int:
@@ -70,5 +81,12 @@ def report_failure(error: TrainerError) -> int:
 
 
 def _fail(message: str, hint: str, exit_code: int) -> int:
-    typer.echo(f"error: {message}" + (f"\n\nhint: {hint}" if hint else ""), err=True)
+    typer.echo(printable(f"error: {message}" + (f"\n\nhint: {hint}" if hint else "")), err=True)
     return exit_code
+
+
+class _Printable(logging.Formatter):
+    """Messages may quote data, models and programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))

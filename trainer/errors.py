@@ -96,8 +96,12 @@ class WatchdogError(TrainerError):
     exit_code = 7
 
 
+class OutputError(TrainerError):
+    """Standard output cannot be written."""
+
+
 class InterruptedRun(TrainerError):  # noqa: N818 - nothing went wrong
-    """The run received SIGTERM (130: SIGINT) and saved its state."""
+    """The run received SIGTERM (128+n: signal n, such as 129 for SIGHUP) and saved its state."""
 
     exit_code = 143
 

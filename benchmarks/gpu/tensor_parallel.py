@@ -104,7 +104,8 @@ def measure_trainer(
     options: argparse.Namespace, prompts: list[list[int]], baseline: dict[bool, float], results: Results
 ) -> None:
     """Starts the trainer's workers and adds the rows of all other parts."""
-    from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+    from trainer.cluster.connection import connected
+    from trainer.cluster.nodes import find_nodes, reserve_slots
     from trainer.rollout.engines import Engines
     from trainer.runs.workers import connect_ranks, start_engines, start_group
 

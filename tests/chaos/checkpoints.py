@@ -10,14 +10,9 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.injection import Injection, Kind
+from tests.training_state import training_state
 from trainer.records.files.checksums import sha256
-from trainer.runs.checkpoints.checkpoint import (
-    STATE_FILE,
-    CheckpointWriter,
-    TrainingState,
-    fingerprint,
-    last_checkpoint,
-)
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter, last_checkpoint
 
 Damage = Callable[[Random, Path], None]
 BYTES = 4096  # of a file of a rank
@@ -62,9 +57,8 @@ def inject(damage: Damage, random: Random, found: Injection) -> None:
 def write(run_dir: Path, step: int, random: Random) -> Path:
     """A checkpoint of two roles and two ranks."""
     run_dir.mkdir(exist_ok=True)
-    (run_dir.parent / "config.json").write_text("{}")
     writer = CheckpointWriter(run_dir)
-    state = TrainingState(step=step, seed=0, sampler={}, model=fingerprint(run_dir.parent), config={})
+    state = training_state(step)
     partial_directory, sums = writer.begin(state), {}
     for role in ("actor", "critic"):
         (partial_directory / role).mkdir()
@@ -94,8 +88,8 @@ def zeroed(random: Random, checkpoint: Path) -> None:
 
 
 def changed(random: Random, checkpoint: Path) -> None:
-    """One bit of a rank's file."""
-    file = random.choice([path for path in files(checkpoint) if path.name != STATE_FILE])
+    """One bit of a rank's file or of the manifest."""
+    file = random.choice(files(checkpoint))
     content = bytearray(file.read_bytes())
     content[random.randrange(len(content))] ^= 1 << random.randrange(8)
     file.write_bytes(content)

@@ -15,18 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from tests.training_state import training_state
 from trainer.cluster.ending import leave
 from trainer.errors import CheckpointError, InterruptedRun, TrainerError
 from trainer.records.files.checksums import sha256
 from trainer.records.files.lines import LineFile
 from trainer.records.files.owner import RunOwner
-from trainer.runs.checkpoints.checkpoint import (
-    CheckpointWriter,
-    TrainingState,
-    fingerprint,
-    last_checkpoint,
-    read_checkpoint,
-)
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter, last_checkpoint, read_checkpoint
 from trainer.runs.stop_signal import StopSignal
 
 STEP_SECONDS, ALONE_SECONDS = 0.05, 0.005
@@ -85,7 +80,8 @@ class OneCounter:
 @contextmanager
 def on_every_node() -> Iterator[Counters]:
     """A counter on every node of the Ray cluster."""
-    from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+    from trainer.cluster.connection import connected
+    from trainer.cluster.nodes import find_nodes, reserve_slots
     from trainer.cluster.workers import WorkerGroup
 
     class OnEveryNode:
@@ -124,7 +120,7 @@ def count(run_dir: Path, in_one_process: bool) -> None:
     """Counts until it is stopped. Raises TrainerError."""
     with RunOwner(run_dir) as owner, StopSignal(owner.check) as stop:
         last = last_checkpoint(run_dir)
-        step = read_checkpoint(last, run_dir.parent).step if last else 0
+        step = read_checkpoint(last).step if last else 0
         with alone() if in_one_process else on_every_node() as counters:
             if last:
                 counters.load(last / "actor")
@@ -145,9 +141,8 @@ def count(run_dir: Path, in_one_process: bool) -> None:
 
 def save(counters: Counters, writer: CheckpointWriter, step: int) -> None:
     """Writes a checkpoint; a failure is reported, and the run goes on."""
-    model = fingerprint(writer.run_dir.parent)
     try:
-        directory = writer.begin(TrainingState(step=step, seed=0, sampler={}, model=model, config={})) / "actor"
+        directory = writer.begin(training_state(step)) / "actor"
         writer.complete(counters.save(directory))
     except CheckpointError as error:
         writer.abandon()

@@ -26,7 +26,6 @@ CGROUPS = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 def inject(fault: Callable[[Path], None], repair: Callable[[Path], None], random: Random, found: Injection) -> None:
     """Takes the disk away for a moment, while the run goes on."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-        (Path(directory) / "config.json").write_text("{}")
         run_dir = Path(directory) / "run"
         disk = run_dir / "checkpoints"
         disk.mkdir(parents=True)
@@ -84,7 +83,6 @@ def remount(options: str, disk: Path) -> None:
 def out_of_memory(random: Random, found: Injection) -> None:
     """Another process of the control group takes all memory; the kernel kills the run, and `launch` says so."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory, control_group() as group:
-        (Path(directory) / "config.json").write_text("{}")
         run_dir = Path(directory) / "run"
         log = Path(directory) / "log"
         run = [sys.executable, "-m", "tests.chaos.counting", str(run_dir), "--alone"]

@@ -238,7 +238,7 @@ def look_back(job: Job, found: Injection, expected: int) -> None:
         try:
             last = last_checkpoint(job.run_dir)
             found.readable = last is not None
-            saved = read_checkpoint(last, job.run_dir.parent).step if last else 0
+            saved = read_checkpoint(last).step if last else 0
         except CheckpointError as error:
             found.readable, saved = False, 0
             found.problems.append(str(error))
@@ -247,10 +247,8 @@ def look_back(job: Job, found: Injection, expected: int) -> None:
 
 @cache
 def night(nodes: int, ray: bool) -> Path:
-    """The run's directory of all such jobs. Its parent stands for the model."""
-    model = Path(tempfile.mkdtemp(prefix="chaos-night-"))
-    (model / "config.json").write_text("{}")
-    return model / f"on_{nodes}_nodes_{'with' if ray else 'without'}_ray"
+    """The run's directory of all such jobs."""
+    return Path(tempfile.mkdtemp(prefix="chaos-night-")) / f"on_{nodes}_nodes_{'with' if ray else 'without'}_ray"
 
 
 def rows_of(run_dir: Path) -> list[Mapping[str, object]]:
@@ -267,7 +265,7 @@ def last_step(run_dir: Path) -> int:
 def resumes_at(run_dir: Path) -> int:
     """The first step of the next job."""
     last = last_checkpoint(run_dir)
-    return 1 + (read_checkpoint(last, run_dir.parent).step if last else 0)
+    return 1 + (read_checkpoint(last).step if last else 0)
 
 
 def carries(pid: int, mark: str) -> bool:

@@ -108,7 +108,6 @@ def files() -> tuple[int, Path]:
     """A process in the container whose files the nodes see, and a directory that it shares with this process."""
     shared = tempfile.mkdtemp(prefix="chaos-night-")
     atexit.register(shutil.rmtree, shared)
-    (Path(shared) / "config.json").write_text("{}")
     name = f"chaos-{secrets.token_hex(3)}"
     mounts = ("-v", f"{REPOSITORY}:{REPOSITORY}:ro", "-v", f"{shared}:{shared}")
     # Nodes are processes of this host, so /proc has to show those.

@@ -65,7 +65,6 @@ Fault = Callable[[Random, Injection, Run], None]
 
 def inject(fault: Fault, random: Random, found: Injection) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-        (Path(directory) / "config.json").write_text("{}")
         run_dir = Path(directory) / "run"
         run = Run(run_dir)
         run.wait_for_steps(2)
@@ -93,7 +92,7 @@ def saved_step(run_dir: Path, found: Injection) -> int:
     try:
         last = last_checkpoint(run_dir)
         found.readable = last is not None
-        return read_checkpoint(last, run_dir.parent).step if last else 0
+        return read_checkpoint(last).step if last else 0
     except CheckpointError as error:
         found.readable = False
         found.problems.append(str(error))

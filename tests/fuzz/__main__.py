@@ -6,6 +6,7 @@ ROOM is build, launch or train. It prints the inputs of each target, and a findi
 
 import argparse
 import importlib
+import logging
 import sys
 import time
 import traceback
@@ -13,8 +14,6 @@ from random import Random
 
 from tests.fuzz.damage import Target
 from tests.fuzz.guided import guided
-
-BATCH = 200
 
 
 def main() -> int:
@@ -26,6 +25,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="name of a target")
     parser.add_argument("--guided", action="store_true", help="let the parsers' coverage choose the inputs")
     given = parser.parse_args()
+    logging.disable()  # what the readers warn of
     found = 0
     for target in importlib.import_module(f"tests.fuzz.{given.room}").TARGETS:
         if given.only in ("", target.name):
@@ -44,17 +44,17 @@ def run(target: Target, first: int, inputs: int, seconds: float) -> tuple[int, i
     """Reads inputs of a target: their number, and that of the different findings."""
     started, done, findings = time.monotonic(), 0, set[str]()
     while done < inputs and time.monotonic() - started < seconds:
-        for seed in range(first + done, first + min(inputs, done + BATCH)):
-            try:
-                target.attempt(Random(seed))
-            except Exception as error:  # noqa: BLE001 - any error is a finding
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                place = f"{type(error).__name__} in {last.filename}:{last.lineno}"
-                if place not in findings:
-                    findings.add(place)
-                    sys.stderr.write(f"{target.name}, seed {seed}: {place}\n")
-                    traceback.print_exception(error, limit=-6)
-        done += min(inputs - done, BATCH)
+        seed = first + done
+        try:
+            target.attempt(Random(seed))
+        except Exception as error:  # noqa: BLE001 - any error is a finding
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{type(error).__name__} in {last.filename}:{last.lineno}"
+            if place not in findings:
+                findings.add(place)
+                sys.stderr.write(f"{target.name}, seed {seed}: {place}\n")
+                traceback.print_exception(error, limit=-6)
+        done += 1
     return done, len(findings)
 
 

@@ -1,8 +1,9 @@
-"""What the trainer reads: settings, prompts, preferences, checkpoints, config.json, rewards, requests of programs."""
+"""Inputs of the trainer: settings, prompts, preferences, checkpoints, runs, models, rewards, requests of programs."""
 
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import yaml
 
 from tests.fuzz.damage import Target, octets, text, tree, value
+from tests.fuzz.run_directory import damaged, read_run_directory
+from tests.sealing import with_seal
 from trainer.config.overrides import load_config
+from trainer.config.tree import Config
 from trainer.errors import TrainerError
 from trainer.experience.programs.wire import BadRequestError, read_request
 from trainer.rewards.answer import Answer
@@ -145,7 +149,6 @@ def read_preferences(path: Path) -> object:
 
 
 def read_model(path: Path) -> object:
-    from trainer.config.tree import Config
     from trainer.models.files import check_models
     from trainer.models.overrides import with_overrides
     from trainer.planning.model_size import ModelSize
@@ -157,28 +160,51 @@ def read_model(path: Path) -> object:
     return check_models(config)
 
 
+SUM = "0" * 64
 STATE = {
+    "format": 3,
+    "written": 1.5,
     "state": {
         "step": 3,
         "seed": 1,
-        "sampler": {"epoch": 0, "position": 4},
-        "model": "00",
+        "sampler": {"epoch": 0, "position": 4, "size": 8, "seed": 1},
         "config": {"model": {"path": "/m"}},
         "kl_coefficient": 0.1,
-        "format": 2,
+        "lowered": [{"setting": "actor.micro_batch_size", "before": 4, "after": 2}],
+        "watched": {"reference/kl": [0.1, None]},
     },
-    "files": {"state.json": 100},
-    "checksums": {"actor/a": "00", "../b": "00"},
-    "written": 1.5,
+    "inputs": {"model.path": {"config.json": SUM}},
+    "files": {"state.json": {"size": 100, "sha256": SUM}, "../b": {"size": 1, "sha256": SUM}},
 }
 
 
 def read_state(path: Path) -> object:
+    """What a resumed run and an export do with it."""
+    from trainer.data.dataset import PromptSampler
     from trainer.runs.checkpoints.checkpoint import checkpoint_model, last_checkpoint, read_checkpoint
+    from trainer.runs.checkpoints.manifest import read_manifest
+    from trainer.runs.recovery.memory import with_limits
 
-    last_checkpoint(path.parent)
-    checkpoint_model(path.parent)
-    return read_checkpoint(path.parent, path.parent)
+    checkpoint = path.parent / "checkpoints" / "step_000003"
+    checkpoint.mkdir(parents=True)
+    path.rename(checkpoint / path.name)
+    state = read_manifest(checkpoint).state
+    with_limits(Config(), state.lowered)
+    PromptSampler(8, 2, shuffle=True, seed=1).load_state_dict(state.sampler)
+    checkpoint_model(checkpoint)
+    with suppress(TrainerError):
+        last_checkpoint(path.parent)
+    return read_checkpoint(checkpoint, model=path.parent)
+
+
+def sealed_or_not(found: Any) -> Callable[[Random], bytes]:
+    """A damaged tree, most often with the SHA-256 that fits."""
+
+    def make(random: Random) -> bytes:
+        drawn = tree(random, [found])
+        return with_seal(drawn).encode() if isinstance(drawn, dict) and random.random() < 0.9 else dumped(drawn)
+
+    return make
 
 
 CERTIFICATE = {
@@ -239,13 +265,9 @@ TARGETS = (
     Target("prompts", rows(PROMPTS), in_file("a.jsonl", read_prompts), OURS),
     Target("preferences", rows(PAIRS), in_file("a.jsonl", read_preferences), OURS),
     Target("config.json", lambda random: dumped(tree(random, CONFIGS)), in_file("config.json", read_model), OURS),
-    Target("checkpoints", lambda random: dumped(tree(random, [STATE])), in_file("state.json", read_state), OURS),
-    Target(
-        "certificates",
-        lambda random: dumped(tree(random, [CERTIFICATE])),
-        in_file("certificate.json", read_certified),
-        OURS,
-    ),
+    Target("checkpoints", sealed_or_not(STATE), in_file("state.json", read_state), OURS),
+    Target("certificates", sealed_or_not(CERTIFICATE), in_file("certificate.json", read_certified), OURS),
+    Target("run directories", damaged, read_run_directory, OURS),
     Target("rewards", score, read_score, OURS),
     Target("requests of programs", lambda random: dumped(tree(random, [REQUEST])), read_request, (BadRequestError,)),
 )

@@ -55,7 +55,7 @@ def test_a_cluster_can_be_started_by_hand_in_a_sleeping_container(start: Start) 
     container = start("tail", "-f", "/dev/null", shm_size="1g")
     status, output = container.exec_run(["ray", "start", "--head", "--num-cpus=1", "--include-dashboard=false"])
     assert status == 0, output.decode()
-    code = "import ray, trainer.cluster.nodes as n\nwith n.connected(): print(ray.cluster_resources()['CPU'])"
+    code = "import ray, trainer.cluster.connection as n\nwith n.connected(): print(ray.cluster_resources()['CPU'])"
     status, output = container.exec_run(["python", "-c", code])
     assert (status, output.decode().splitlines()[-1]) == (0, "1.0"), output.decode()
 

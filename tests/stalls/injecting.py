@@ -22,7 +22,8 @@ from tests.stalls.faults import ALONE, MEETING, Injection
 from tests.stalls.rank import BEGUN, NETWORK, Rank
 from tests.stalls.records import Record
 from trainer.cluster import calls
-from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+from trainer.cluster.connection import connected
+from trainer.cluster.nodes import find_nodes, reserve_slots
 from trainer.cluster.stalls import watch as watching
 from trainer.cluster.stalls.explanation import Asked, Explanation
 from trainer.cluster.stalls.reading import Reading

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from trainer.cluster.nodes import connected
+from trainer.cluster.connection import connected
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.damage import Target
-from tests.fuzz.train import CERTIFICATE, CONFIGS, PAIRS, PROMPTS, REQUEST, TARGETS, dumped
-from trainer.errors import TrainerError
+from tests.fuzz.train import CERTIFICATE, CONFIGS, PAIRS, PROMPTS, REQUEST, STATE, TARGETS, dumped
+from tests.sealing import with_seal
+from trainer.errors import CheckpointError, TrainerError
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target.name for target in TARGETS])
@@ -26,7 +27,9 @@ def test_what_is_not_damaged_is_read() -> None:
     by_name["prompts"].read(dumped(PROMPTS[0]))
     by_name["preferences"].read(dumped(PAIRS[0]))
     by_name["config.json"].read(dumped(CONFIGS[0]))
-    by_name["certificates"].read(dumped(CERTIFICATE))
+    by_name["certificates"].read(with_seal(CERTIFICATE).encode())
+    with pytest.raises(CheckpointError, match=r"state\.json has \d+ bytes instead of 100"):  # all but its files
+        by_name["checkpoints"].read(with_seal(STATE).encode())
     by_name["requests of programs"].read(dumped(REQUEST))
     for argument in ("actor.learning_rate=1e-6", "trainer.logger=['console','wandb']"):
         by_name["overrides"].read([argument])

@@ -24,7 +24,10 @@ CAUSE_SECONDS = 3.0
 _watch = Watch()
 _timeline: Timeline | None = None
 
-LOG_HINT = "see logs/worker-*.err in that node's Ray session directory; running out of memory is the usual cause"
+LOG_HINT = (
+    "see worker-*.err in ray-logs/ of the run's directory, or in logs/ of that node's Ray session directory; running "
+    "out of memory is the usual cause"
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,31 +4,33 @@ import atexit
 import logging
 import os
 import sys
-import threading
+from concurrent.futures import Future, wait
 from typing import NoReturn
 
-_PATIENCE = 5.0  # seconds that Ray has to disconnect, which takes less than one
+from trainer.background import in_background
+
+PATIENCE = 5.0  # seconds that Ray has to disconnect, which takes less than one
 
 logger = logging.getLogger(__name__)
-_hanging: list[threading.Thread] = []
+_hanging: list[Future[None]] = []
 
 
-def disconnect() -> None:
+def disconnect(seconds: float = PATIENCE) -> None:
     """Disconnects from Ray, which waits without a limit for a raylet or a GCS that is stopped or hangs."""
     import ray
 
-    thread = threading.Thread(target=ray.shutdown, name="ray.shutdown", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    if thread.is_alive():
-        logger.warning("Ray does not answer: this process ends without disconnecting from it")
-        atexit.unregister(ray.shutdown)
-        _hanging.append(thread)
+    shutdown: Future[None] = in_background(ray.shutdown, "ray.shutdown")
+    if wait([shutdown], seconds).done:
+        shutdown.result()
+        return
+    logger.warning("Ray does not answer: this process ends without disconnecting from it")
+    atexit.unregister(ray.shutdown)
+    _hanging.append(shutdown)
 
 
 def ray_hangs() -> bool:
     """Whether an earlier `disconnect` still waits for Ray, so that no other connection is possible."""
-    return any(thread.is_alive() for thread in _hanging)
+    return any(not shutdown.done() for shutdown in _hanging)
 
 
 def leave(status: int | None) -> NoReturn:

@@ -1,15 +1,12 @@
 """The nodes of a Ray cluster, and the slots that a run reserves on them."""
 
 import logging
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
-from trainer.cluster.ending import disconnect, ray_hangs
 from trainer.errors import ConfigError, WorkerError
 
 logger = logging.getLogger(__name__)
@@ -28,32 +25,6 @@ class ClusterNode:
     cpus: int
     gpus: int
     device_gib: float | None = None
-
-
-@contextmanager
-def connected() -> Iterator[None]:
-    """Connects to the cluster at RAY_ADDRESS, else to one that `ray start` left here, else starts one on this machine.
-
-    Raises WorkerError if that cluster does not answer.
-    """
-    if ray_hangs():
-        raise WorkerError("Ray did not answer when this run disconnected from it")
-    # The caller that waits reports a failed call. Ray would also report the calls that nobody waits for any more.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # Of a cluster that is started here: as many calls as `ray list tasks` shows. Ray keeps 3 KiB of each of 100,000.
-    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "10000")
-    try:
-        # Workers' output stays in their log files; their errors come back as exceptions.
-        ray.init(os.environ.get("RAY_ADDRESS") or None, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise WorkerError(
-            f"cannot reach Ray at {os.environ.get('RAY_ADDRESS') or 'this machine'}: {error}",
-            hint="start the run with `launch`, or unset RAY_ADDRESS and run `ray stop` to use this machine alone",
-        ) from error
-    try:
-        yield
-    finally:
-        disconnect()
 
 
 def find_nodes(count: int | None, gpus_per_node: int | None) -> list[ClusterNode]:

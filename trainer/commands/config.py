@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from trainer.commands.options import ConfigName, ConfigPath, Files, load
+from trainer.commands.output import emit
 
 
 def config(
@@ -32,7 +33,7 @@ def config(
     if fields:
         names = list(Config.model_fields)
     if names:
-        typer.echo("\n".join(explain_settings(names)))
+        emit("\n".join(explain_settings(names)))
     given = [argument for argument in arguments if argument not in names]
     if check or given or not names:
-        typer.echo(load(config, given, config_name, config_path).model_dump_json(indent=2))
+        emit(load(config, given, config_name, config_path).model_dump_json(indent=2))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from trainer.commands.output import emit
+
 data = typer.Typer(help="Write files of prompts.", no_args_is_help=True)
 
 
@@ -24,7 +26,7 @@ def arithmetic(
     from trainer.data.arithmetic import write_arithmetic
 
     for path in write_arithmetic(output, train, validation, max_number, dropped_carries, seed):
-        typer.echo(path)
+        emit(path)
 
 
 @data.command()
@@ -39,7 +41,7 @@ def preferences(
     from trainer.data.arithmetic import write_preferences
 
     for path in write_preferences(output, train, validation, max_number, seed):
-        typer.echo(path)
+        emit(path)
 
 
 @data.command()
@@ -50,4 +52,4 @@ def gsm8k(
     """Convert a GSM8K file to prompts."""
     from trainer.data.gsm8k import convert_gsm8k
 
-    typer.echo(convert_gsm8k(input, output))
+    emit(convert_gsm8k(input, output))

@@ -1,9 +1,8 @@
 """The command `dpo`."""
 
-import typer
-
 from trainer.cluster.garbage import without_collections
 from trainer.commands.options import Files, Overrides
+from trainer.commands.output import emit_result
 
 
 def dpo(overrides: Overrides = None, config: Files = None) -> None:
@@ -13,4 +12,4 @@ def dpo(overrides: Overrides = None, config: Files = None) -> None:
         from trainer.records.pages.report import write_report
         from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
 
-    typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig, config or []))))
+    emit_result(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig, config or []))))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from trainer.commands.options import RunDirectory
+from trainer.commands.output import emit
 
 
 def export(
@@ -21,4 +22,4 @@ def export(
     """Write a checkpoint's policy as a model directory for Transformers and vLLM."""
     from trainer.runs.checkpoints.export import export_checkpoint
 
-    typer.echo(export_checkpoint(run, step, output, model))
+    emit(export_checkpoint(run, step, output, model))

@@ -1,9 +1,8 @@
 """The command `kto`."""
 
-import typer
-
 from trainer.cluster.garbage import without_collections
 from trainer.commands.options import Files, Overrides
+from trainer.commands.output import emit_result
 
 
 def kto(overrides: Overrides = None, config: Files = None) -> None:
@@ -13,4 +12,4 @@ def kto(overrides: Overrides = None, config: Files = None) -> None:
         from trainer.records.pages.report import write_report
         from trainer.runs.offline.kto import KtoConfig, train_on_labels
 
-    typer.echo(write_report(train_on_labels(parse_overrides(overrides or [], KtoConfig, config or []))))
+    emit_result(write_report(train_on_labels(parse_overrides(overrides or [], KtoConfig, config or []))))

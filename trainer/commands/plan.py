@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from trainer.commands.options import ConfigName, ConfigPath, Files, Overrides, load
+from trainer.commands.output import emit
 
 
 def plan(
@@ -25,4 +26,4 @@ def plan(
     from trainer.planning.machine import plan_without_cluster
 
     for line in plan_without_cluster(settings, nodes, gpus, gpu_gib).lines():
-        typer.echo(line)
+        emit(line)

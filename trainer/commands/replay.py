@@ -7,6 +7,7 @@ import typer
 
 from trainer.cluster.garbage import without_collections
 from trainer.commands.options import EndedRun
+from trainer.commands.output import emit
 
 
 def replay(
@@ -25,6 +26,6 @@ def replay(
         from trainer.runs.reproduction.replay import replay as run_again
 
     found = run_again(run, step, output)
-    typer.echo("\n".join(found.lines()))
+    emit("\n".join(found.lines()))
     if found.differences:
         raise typer.Exit(1)

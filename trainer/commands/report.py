@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from trainer.commands.output import emit
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, like runs/20260101T120000Z.")],
@@ -19,11 +21,11 @@ def report(
             raise typer.BadParameter("--curve shows one run; give one directory")
         from trainer.records.pages.comparison import write_comparison
 
-        typer.echo(write_comparison(runs, output))
+        emit(write_comparison(runs, output))
         return
     from trainer.records.pages.report import save_learning_curve, write_report
 
-    typer.echo(write_report(runs[0]))
+    emit(write_report(runs[0]))
     if curve is not None:
         save_learning_curve(runs[0], curve)
-        typer.echo(curve)
+        emit(curve)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from trainer.commands.options import RunDirectory
+from trainer.commands.output import emit
 
 
 def samples(
@@ -22,4 +23,4 @@ def samples(
     ordered = sorted(rows, key=lambda row: row["reward"])
     chosen = (ordered[::-1][:best] if best else []) + (ordered[:worst] if worst else [])
     for row in chosen or rows[:4]:
-        typer.echo(show(row) + "\n")
+        emit(show(row) + "\n")

@@ -1,9 +1,8 @@
 """The command `sft`."""
 
-import typer
-
 from trainer.cluster.garbage import without_collections
 from trainer.commands.options import ConfigName, ConfigPath, Files, Overrides, load_as
+from trainer.commands.output import emit_result
 
 
 def sft(
@@ -26,9 +25,9 @@ def sft(
             from trainer.records.pages.report import write_report
             from trainer.runs.offline.sft import fine_tune
 
-        typer.echo(write_report(fine_tune(settings)))
+        emit_result(write_report(fine_tune(settings)))
         return
     from trainer.config.overrides import parse_overrides
     from trainer.runs.offline.warm_start import WarmStartConfig, make_warm_start
 
-    typer.echo(make_warm_start(parse_overrides(overrides or [], WarmStartConfig)).output)
+    emit_result(make_warm_start(parse_overrides(overrides or [], WarmStartConfig)).output)

@@ -1,6 +1,9 @@
 """The command `top`."""
 
+import io
+
 from trainer.commands.options import RunDirectory
+from trainer.commands.output import emit
 
 
 def top(run: RunDirectory) -> None:
@@ -9,4 +12,10 @@ def top(run: RunDirectory) -> None:
 
     from trainer.records.top import watch
 
-    watch(run, Console())
+    console = Console()
+    if console.is_terminal:
+        watch(run, console)
+        return
+    page = io.StringIO()
+    watch(run, Console(file=page, width=console.width))
+    emit(page.getvalue().rstrip("\n"))

@@ -1,9 +1,8 @@
 """The command `train`."""
 
-import typer
-
 from trainer.cluster.garbage import without_collections
 from trainer.commands.options import ConfigName, ConfigPath, Files, Overrides, load
+from trainer.commands.output import emit_result
 
 
 def train(
@@ -18,4 +17,4 @@ def train(
         from trainer.records.pages.report import write_report
         from trainer.runs.ppo import train as run
 
-    typer.echo(write_report(run(settings).run_dir))
+    emit_result(write_report(run(settings).run_dir))

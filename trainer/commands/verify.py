@@ -3,6 +3,7 @@
 import typer
 
 from trainer.commands.options import EndedRun
+from trainer.commands.output import emit
 
 
 def verify(run: EndedRun) -> None:
@@ -14,6 +15,6 @@ def verify(run: EndedRun) -> None:
     from trainer.runs.reproduction.verify import verify as differences_of
 
     found = differences_of(run)
-    typer.echo("\n".join(found) or f"{run}: as certified")
+    emit("\n".join(found) or f"{run}: as certified")
     if found:
         raise typer.Exit(1)

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import pyarrow as pa
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic reads typing's from Python 3.12 on
 
 from trainer.config.custom_code import check_parameters, load_custom
 from trainer.config.sections.data import DataConfig
@@ -302,6 +304,15 @@ def _row(row: dict[str, Any], token_ids: list[int]) -> dict[str, Any]:
     }
 
 
+class SamplerState(TypedDict):
+    """The position of a PromptSampler: how many prompts of an epoch it has drawn."""
+
+    epoch: Annotated[int, Field(ge=0)]
+    position: Annotated[int, Field(ge=0)]
+    size: Annotated[int, Field(gt=0)]
+    seed: int
+
+
 class PromptSampler:
     """Draws batches of prompt indices without end, in a new order each epoch.
 
@@ -345,18 +356,23 @@ class PromptSampler:
         """The next batch, without drawing it."""
         return copy.copy(self).next_batch()  # a new epoch gets a new list, so the copy changes nothing here
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> SamplerState:
         """The position of the sampler, as plain numbers."""
         return {"epoch": self._epoch, "position": self._position, "size": self._size, "seed": self._seed}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continues from `state`. Raises CheckpointError if it belongs to other data or another seed."""
-        for name, mine in (("size", self._size), ("seed", self._seed)):
-            if state[name] != mine:
+    def load_state_dict(self, state: SamplerState) -> None:
+        """Continues from `state`. Raises CheckpointError if it belongs to other data or another seed, or is none."""
+        for name, theirs, mine in (("size", state["size"], self._size), ("seed", state["seed"], self._seed)):
+            if theirs != mine:
                 raise CheckpointError(
-                    f"the checkpoint drew its prompts with {name} {state[name]}, this run has {name} {mine}",
+                    f"the checkpoint drew its prompts with {name} {theirs}, this run has {name} {mine}",
                     hint="resume with the training files and trainer.seed of the run that wrote the checkpoint",
                 )
+        if not 0 <= state["position"] <= self._size:
+            raise CheckpointError(
+                f"the checkpoint drew {state['position']} of {self._size} prompts",
+                hint="resume from another checkpoint",
+            )
         self._start_epoch(state["epoch"])
         self._position = state["position"]
 

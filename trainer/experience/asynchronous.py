@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from trainer.data.dataset import PromptSampler
+from trainer.data.dataset import PromptSampler, SamplerState
 from trainer.experience.collector import Collector, Experience, Phase
 from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.pace import Pace
@@ -92,7 +92,7 @@ class AsynchronousPipeline:
         self._pauses += 1
         self._changed.wait_for(lambda: not self._at_work)
 
-    def sampler_state(self) -> dict[str, int]:
+    def sampler_state(self) -> SamplerState:
         """The sampler's state after the last experience taken; a resumed run draws the unfinished prompts again."""
         return self._taken.place if self._taken else self._sampler.state_dict()
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainer.data.dataset import PromptSampler
+from trainer.data.dataset import PromptSampler, SamplerState
 from trainer.experience.collector import Experience, Phase, completed
 from trainer.experience.sampled_ahead import SampledStep
 
@@ -21,7 +21,7 @@ class _Collected:
 
     step: int
     experience: Experience
-    place: dict[str, int]
+    place: SamplerState
 
 
 class Pipeline:
@@ -68,7 +68,7 @@ class Pipeline:
                 wait([self._next])
         yield
 
-    def sampler_state(self) -> dict[str, int]:
+    def sampler_state(self) -> SamplerState:
         """The sampler's state after the last experience taken; a resumed run draws the unfinished prompts again."""
         return self._taken.place if self._taken else self._sampler.state_dict()
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.algorithms.truncation import Truncation
-from trainer.data.dataset import Dataset, Prompt
+from trainer.data.dataset import Dataset, Prompt, SamplerState
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
 from trainer.experience.conversations.trajectory import Trajectory
@@ -46,7 +46,7 @@ class SampledStep:
     step: int
     prompts: list[Prompt]
     rows: list[Trajectory]
-    place: dict[str, int]
+    place: SamplerState
     scores: Scores | None = None
 
 
@@ -164,7 +164,7 @@ class _Scores(BaseModel):
 
 class _Step(BaseModel):
     step: int
-    place: dict[str, int]
+    place: SamplerState
     rows: list[_Row]
     scores: _Scores | None
 

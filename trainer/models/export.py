@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
+from trainer.models.pretrained import empty_language_model, read_tokenizer
 from trainer.records.files.disk import writing
 
 # Copied as they are: Transformers refuses to write some generation defaults that it reads, and the processors of models
@@ -26,8 +27,7 @@ def write_language_model(
     `weights` include the buffers that belong to the model's files; these keep their type. Weights above `shard_size` in
     total are several safetensors files with an index. Raises CheckpointError if the disk refuses them.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
+    model = empty_language_model(source, dtype)
     buffers = dict(model.named_buffers())
     own = {name: tensor if name in buffers else tensor.to(dtype) for name, tensor in weights}
     model.load_state_dict(own, assign=True)
@@ -38,4 +38,4 @@ def write_language_model(
         for name in _COPIED:
             if (source / name).is_file():
                 shutil.copyfile(source / name, directory / name)
-        AutoTokenizer.from_pretrained(source).save_pretrained(directory)
+        read_tokenizer(source).save_pretrained(directory)

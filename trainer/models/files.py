@@ -1,7 +1,6 @@
 """Checks model directories before anything starts, and loads tokenizers."""
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -264,7 +263,7 @@ def _check_reward_model(config: Config, path: Path) -> None:
 def load_tokenizer(settings: ModelConfig) -> Any:
     """The model's tokenizer, with `model.pad_token` if set. Raises DataError if it is missing or `check_tokenizer`
     fails."""
-    from transformers import AutoTokenizer  # takes seconds
+    from trainer.models.pretrained import read_tokenizer  # takes seconds
 
     model = settings.directory
     # Transformers creates an empty tokenizer for some model families.
@@ -273,13 +272,7 @@ def load_tokenizer(settings: ModelConfig) -> Any:
             f"{model}: no tokenizer: none of {', '.join(_VOCABULARIES)} exists",
             hint="copy the tokenizer's files from the model's source",
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise DataError(
-            f"{model}: Transformers cannot load the tokenizer: {error}",
-            hint="copy the tokenizer's files from the model's source",
-        ) from error
+    tokenizer = read_tokenizer(model)
     if settings.pad_token is not None:
         if settings.pad_token not in tokenizer.get_vocab():
             raise DataError(
@@ -332,27 +325,6 @@ def _pad_hint(tokenizer: Any) -> str:
     ]
     example = (fitting or [tokenizer.eos_token or "TOKEN"])[0]
     return f"set model.pad_token='{example}', or pad_token in tokenizer_config.json"
-
-
-def parameter_count(model: Path) -> int:
-    """The number of parameters in a model's safetensors files, read from their headers; 0 without such files.
-
-    Raises DataError if a file is damaged.
-    """
-    return sum(_parameters_in(file) for file in model.glob("*.safetensors"))
-
-
-def _parameters_in(file: Path) -> int:
-    """The number of parameters in one file.
-
-    The format: eight bytes with the length of a JSON object, then that object with the shape of every tensor.
-    """
-    try:
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-        raise DataError(f"{file}: not a readable safetensors file: {error}", hint="download the model again") from error
 
 
 def _vocabulary_size(model: Path, setting: str) -> int:

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.config.sections.roles import ALL_LINEAR, LoraConfig
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import read_adapter_config
+from trainer.models.pretrained import empty_language_model
 from trainer.records.files.disk import writing
 
 Gather = Callable[[Tensor], Tensor]
@@ -82,9 +82,7 @@ def add_adapters(
 
 def target_names(model: Path, settings: LoraConfig) -> list[str]:
     """The names, such as q_proj, of the layers in the model at `model` that get an adapter."""
-    with torch.device("meta"):
-        language_model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
-    return sorted({name for _, name, _ in _targets(language_model, settings)})
+    return sorted({name for _, name, _ in _targets(empty_language_model(model), settings)})
 
 
 def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.Module, str, nn.Linear]]:

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.errors import DataError
 from trainer.models import attention
 from trainer.models.exact.operators import Operators
 from trainer.models.linear_log_probs import linear_log_probs, linear_squared_probabilities
@@ -153,42 +150,3 @@ def computation_notes(decoder: nn.Module) -> list[str]:
             f"{family}: attention is computed from its formula, because FlashAttention has no {' and no '.join(used)}"
         )
     return notes
-
-
-def load_language_model(path: Path, dtype: torch.dtype = torch.float32, needs_head: bool = True) -> nn.Module:
-    """A Transformers causal language model on CPU.
-
-    Raises DataError if there is none at `path`, or if the files lack weights, which would be random; those of the
-    output head may lack unless `needs_head`.
-    """
-    with _explained_failure(path):
-        model, found = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-        )
-    head = {f"{name}." for name, module in model.named_modules() if module is model.get_output_embeddings()}
-    missing = sorted(name for name in found["missing_keys"] if needs_head or not name.startswith(tuple(head)))
-    if missing:
-        raise DataError(
-            f"{path}: its files lack {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}: as a "
-            f"{type(model).__name__}, these weights would be random",
-            hint="use a causal language model that was saved with all its weights",
-        )
-    return model
-
-
-def empty_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The same model on the device `meta`, without memory for its weights. Raises DataError."""
-    with _explained_failure(path), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-
-
-@contextmanager
-def _explained_failure(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{path}: Transformers cannot load this model: {error}",
-            hint="name a directory with config.json and *.safetensors that every node can read",
-        ) from error

@@ -67,25 +67,9 @@ def check_layers(file: Path, settings: dict[str, Any]) -> None:
 
 
 def _check(changed: dict[str, Any], model: Path, settings: dict[str, Any]) -> None:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig  # takes seconds, and few runs need it
+    from trainer.models.pretrained import read_config  # takes seconds, and few runs need it
 
-    try:
-        own = AutoConfig.from_pretrained(model, local_files_only=True).to_dict()
-    except (
-        StrictDataclassError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-    ) as error:
-        raise DataError(
-            f"{model}/config.json: Transformers cannot read it: {error}",
-            hint="restore the file from the model's source",
-        ) from error
-    known = {*settings, *own, "rope_scaling"}
+    known = {*settings, *read_config(model).to_dict(), "rope_scaling"}
     for name, value in changed.items():
         if name in OTHER_SETTINGS:
             raise ConfigError(

@@ -16,7 +16,7 @@ from trainer.cluster.nodes import Slot
 from trainer.config.sections.roles import ActorConfig, CriticConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.models.files import parameter_count
+from trainer.models.weight_files import parameter_count
 from trainer.planning.activations import pass_bytes
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, on_shared_gpus

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.models.files import parameter_count, read_json
+from trainer.models.files import read_json
+from trainer.models.weight_files import parameter_count
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,44 @@
 """A run at a glance, from the files in its directory: state, phases of the last step, metrics as they move, GPUs."""
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from rich.bar import Bar
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import TypedDict  # pydantic reads typing's from Python 3.12 on
 
 from trainer.errors import DataError
 from trainer.records.files.owner import OWNER, SILENT_SECONDS
+from trainer.records.files.records import METRICS, Seconds
+from trainer.records.files.regular import read_regular
 from trainer.records.files.run_files import RecordedRun, median, read_run
-from trainer.records.tracking import CONFIG, METRICS, PHASE
+from trainer.records.printable import printable
+from trainer.records.tracking import CONFIG, PHASE
 from trainer.records.waits import noticed
+
+
+class _Phase(TypedDict, total=False):
+    phase: str
+    since: Seconds
+    total_steps: int
+
+
+class _Owner(TypedDict, total=False):
+    pid: int
+    host: str
+
+
+Document = TypeVar("Document", _Phase, _Owner)
+_PHASE, _OWNER = TypeAdapter(_Phase), TypeAdapter(_Owner)
+_MOST_BYTES = 2**16  # of these
 
 INTERVAL = 2.0  # seconds between two looks
 RECENT = 10  # steps in a mean
@@ -77,32 +96,41 @@ def screen(run_dir: Path) -> RenderableType:
     if not metrics.is_file() or not metrics.stat().st_size:
         return Group(_state(run_dir, None), Text("no step is finished yet", style="dim"))
     run = read_run(run_dir)
-    return Group(_state(run_dir, run), "", _phases(run), "", _metrics(run), *_waits(run), *_gpus())
+    notes = [Text(printable(note), style="yellow") for note in run.notes]
+    return Group(_state(run_dir, run), *notes, "", _phases(run), "", _metrics(run), *_waits(run), *_gpus())
 
 
 def _state(run_dir: Path, run: RecordedRun | None) -> Table:
     """Two lines: name and progress; what it does now, where."""
-    phase = _document(run_dir / PHASE)
-    owner, silent = _document(run_dir / OWNER), _silent_seconds(run_dir)
-    step, total = (run.rows[-1]["step"] if run else 0), phase.get("total_steps") or 0
+    phase, owner = _document(run_dir / PHASE, _PHASE), _document(run_dir / OWNER, _OWNER)
+    silent = _silent_seconds(run_dir)
+    step, total = (run.rows[-1]["step"] if run else 0), phase.get("total_steps", 0)
     progress = f"step {step:.0f} of {total}" if total else f"step {step:.0f}"
     if silent is None:
         doing, where = "ended", ""
     else:
         seconds = max(0.0, time.time() - phase.get("since", time.time()))
-        doing = f"{str(phase.get('phase', 'starting')).replace('_', ' ')} for {seconds:.0f} s"
+        doing = f"{phase.get('phase', 'starting').replace('_', ' ')} for {seconds:.0f} s"
         where = f"process {owner.get('pid')} on {owner.get('host')}"
         if silent > SILENT_SECONDS:
-            doing, where = f"no sign of life for {timedelta(seconds=round(silent))}", f"last {where}"
+            doing, where = f"no sign of life for {_duration(silent)}", f"last {where}"
         elif run and total > step:
             left = (total - step) * median(run.series("time/step")[1])
-            progress += f", about {timedelta(seconds=round(left))} left"
+            progress += f", about {_duration(left)} left"
     table = Table.grid(expand=True)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row(Text(run_dir.resolve().name, style="bold"), progress)
-    table.add_row(Text(doing, style="green" if silent is not None and silent <= SILENT_SECONDS else "yellow"), where)
+    table.add_row(Text(printable(run_dir.resolve().name), style="bold"), progress)
+    style = "green" if silent is not None and silent <= SILENT_SECONDS else "yellow"
+    table.add_row(Text(printable(doing), style=style), Text(printable(where)))
     return table
+
+
+def _duration(seconds: float) -> str:
+    try:
+        return str(timedelta(seconds=round(seconds)))
+    except (OverflowError, ValueError):  # of a damaged record
+        return "unknown time"
 
 
 def _silent_seconds(run_dir: Path) -> float | None:
@@ -113,12 +141,12 @@ def _silent_seconds(run_dir: Path) -> float | None:
         return None
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, kind: TypeAdapter[Document]) -> Document:
     """A JSON object; empty while there is none, or a half of it."""
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
+    try:
+        return kind.validate_json(read_regular(path, _MOST_BYTES))
+    except (OSError, ValidationError):
+        return kind.validate_python({})
 
 
 def _phases(run: RecordedRun) -> Table:
@@ -135,7 +163,9 @@ def _phases(run: RecordedRun) -> Table:
     for name, value in sorted(shown.items(), key=lambda item: -item[1]):
         if value >= 0.005 * whole:
             bar = Bar(whole or 1.0, 0.0, value, color="cyan")
-            table.add_row(name.replace("_", " "), bar, f"{value:.1f} s", f"{value / (whole or 1.0):.0%}")
+            table.add_row(
+                Text(printable(name.replace("_", " "))), bar, f"{value:.1f} s", f"{value / (whole or 1.0):.0%}"
+            )
     return table
 
 
@@ -164,7 +194,7 @@ def _waits(run: RecordedRun) -> list[RenderableType]:
     for heading in ("waited for", "seconds per step", f"slowest in the last {len(rows)} steps"):
         table.add_column(heading, justify="left" if heading == "waited for" else "right")
     for one in found[:SLOWEST]:
-        table.add_row(one.worker, f"{one.seconds / len(rows):.2f}", f"{one.steps}")
+        table.add_row(Text(printable(one.worker)), f"{one.seconds / len(rows):.2f}", f"{one.steps}")
     return ["", table]
 
 

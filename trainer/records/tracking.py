@@ -1,6 +1,8 @@
 """The records of a running run: metrics, samples, TensorBoard, and progress on the console."""
 
 import json
+import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -8,7 +10,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
+
+from pydantic import TypeAdapter
 
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
@@ -16,13 +20,26 @@ from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
 from trainer.records.files.atomic import atomic_file
 from trainer.records.files.lines import LineFile
 from trainer.records.files.record_thread import RecordThread
+from trainer.records.files.records import (
+    METRICS,
+    METRICS_ROWS,
+    SAMPLE_ROWS,
+    SAMPLES,
+    WAITS,
+    WAITS_ROWS,
+    left_out,
+    lines,
+)
+from trainer.records.files.regular import open_regular
 from trainer.records.logger import LoggerRow
 from trainer.records.retrying import RetryingLogger
 from trainer.records.tensorboard import TensorBoardFile
 from trainer.rows import find_rows
 
-METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
-PHASE, WAITS = "phase.json", "waits.jsonl"
+logger = logging.getLogger(__name__)
+
+CONFIG, PHASE, TENSORBOARD = "config.json", "phase.json", "tensorboard"
+_OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 INTERRUPTED = "trainer/interrupted"  # a metric of the last step of a run that failed in it, after its update
 
 Opened = TypeVar("Opened", LineFile, TensorBoardFile)
@@ -79,14 +96,14 @@ class Tracker:
 
         Before it, nothing that an earlier part of the run has recorded is changed. Raises CheckpointError.
         """
-        paths = [self._run_dir / name for name in (METRICS, SAMPLES, WAITS)]
+        files: dict[str, TypeAdapter[Any]] = {METRICS: METRICS_ROWS, SAMPLES: SAMPLE_ROWS, WAITS: WAITS_ROWS}
         try:
             if self._resumed_step is not None:
-                for path in paths:
-                    _cut(path, self._resumed_step)
+                for name, kind in files.items():
+                    _cut(self._run_dir / name, kind, self._resumed_step)
             with atomic_file(self._run_dir / CONFIG) as temporary:
                 temporary.write_text(self._config.model_dump_json(indent=2) + "\n")
-            self._metrics, self._samples, self._waits = (self._keep(LineFile(path)) for path in paths)
+            self._metrics, self._samples, self._waits = (self._keep(LineFile(self._run_dir / name)) for name in files)
             self._tensorboard = self._keep(TensorBoardFile(self._run_dir / TENSORBOARD, self._resumed_step))
         except OSError as error:
             raise CheckpointError(
@@ -162,33 +179,23 @@ class Tracker:
         self._flush_others.append(flush)
 
     def _write_phase(self, line: str) -> None:
-        with suppress(OSError):  # only `trainer top` reads it
-            self._phase.write_text(line)
+        with suppress(OSError), os.fdopen(open_regular(self._phase, _OVERWRITE), "w") as file:
+            file.write(line)  # only `trainer top` reads it
 
 
-def finished_lines(path: Path) -> Iterator[str]:
-    """The lines of a file, without a last line that was cut off when the run died.
-
-    Only a line feed ends a line. str.splitlines would also split at characters that a model may write, like U+2028.
-    """
-    with path.open(encoding="utf-8", newline="\n") as file:
-        yield from (line for line in file if line.endswith("\n"))
-
-
-def _cut(path: Path, last_step: int) -> None:
-    """Removes the lines after `last_step`."""
+def _cut(path: Path, kind: TypeAdapter[Any], last_step: int) -> None:
+    """Removes what was recorded after `last_step`. What is no record stays where it is, and a warning names it."""
     if not path.exists():
         return
-    kept = []
-    for number, line in enumerate(finished_lines(path), start=1):
-        try:
-            step = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path}, line {number}: damaged: {error}",
-                hint="remove the file, or resume into another trainer.run_id",
-            ) from error
-        if step <= last_step:
-            kept.append(line)
-    with atomic_file(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
+    complaints: list[str] = []
+    between: list[bytes] = []  # no records, until one follows that is kept
+    with atomic_file(path) as temporary, temporary.open("wb") as kept:
+        for line in lines(path, kind):
+            if line.row is None:
+                complaints.append(line.complaint)
+                between.append(line.text)
+            elif line.row["step"] <= last_step:
+                kept.writelines([*between, line.text])
+                between.clear()
+    if complaints:
+        logger.warning("%s", left_out(path, complaints))

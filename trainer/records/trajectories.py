@@ -2,19 +2,24 @@
 
 import json
 import logging
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
 from trainer.config.sections.trainer import TrajectoriesConfig
 from trainer.errors import DataError
 from trainer.records.files.atomic import atomic_file
 from trainer.records.files.record_thread import RecordThread
+from trainer.records.files.regular import open_regular
+from trainer.records.printable import printable
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +42,24 @@ SCHEMA = pa.schema(
         "advantages": _NUMBERS,
     }
 )
+_GIVEN = ("step", "data_source", "prompt", "response", "ground_truth", "reward", "tokens")
+_NAME = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,17})\.parquet")
+_SCORES: TypeAdapter[dict[str, float | None]] = TypeAdapter(dict[str, float | None])
 Row = Mapping[str, Any]
+
+
+class TrajectoryRow(TypedDict):
+    """A row of a file, without the entries per token."""
+
+    step: int
+    prompt_index: int | None
+    data_source: str
+    prompt: str
+    response: str
+    ground_truth: str
+    reward: float
+    scores: str | None
+    tokens: int
 
 
 def trajectories_directory(run_dir: Path, settings: TrajectoriesConfig) -> Path:
@@ -109,10 +131,11 @@ def text_of(ground_truth: object) -> str:
 
 def recorded_steps(directory: Path) -> list[int]:
     """The steps with a file, in order."""
-    return sorted(int(file.stem.removeprefix("step_")) for file in directory.glob("step_*.parquet"))
+    named = (_NAME.fullmatch(file.name) for file in directory.glob("step_*.parquet"))
+    return sorted(int(name[1]) for name in named if name)
 
 
-def read_trajectories(directory: Path, step: int | None = None) -> list[dict[str, Any]]:
+def read_trajectories(directory: Path, step: int | None = None) -> list[TrajectoryRow]:
     """The trajectories of a step, the last one if it is None. Raises DataError."""
     steps = recorded_steps(directory)
     if not steps:
@@ -122,18 +145,27 @@ def read_trajectories(directory: Path, step: int | None = None) -> list[dict[str
         raise DataError(f"{directory}: no trajectories of step {step}", hint=f"there are {_ranges(steps)}")
     file = _file(directory, step)
     try:
-        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    except (pa.ArrowException, OSError) as error:
+        with os.fdopen(open_regular(file), "rb") as opened:
+            table = pq.read_table(opened, columns=SCHEMA.names).cast(SCHEMA)
+        table.validate(full=True)
+        rows: list[TrajectoryRow] = table.to_pylist()
+        if absent := [name for name in _GIVEN if table[name].null_count]:
+            raise ValueError(f"it has rows without {', '.join(absent)}")
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{file}: damaged: {error}", hint="delete it and read another step") from error
     return rows
 
 
-def show(row: Row) -> str:
+def show(row: TrajectoryRow) -> str:
     """A trajectory as text for a terminal."""
-    parts = "".join(f", {name} {value:g}" for name, value in json.loads(row["scores"] or "{}").items())
+    try:
+        numbers = _SCORES.validate_json(row["scores"] or "{}")
+    except ValidationError:
+        numbers = {}
+    parts = "".join(f", {name} {value:g}" for name, value in numbers.items() if value is not None)
     title = f"step {row['step']}, {row['data_source']}, reward {row['reward']:g}{parts}, {row['tokens']} tokens"
     texts = (("prompt", row["prompt"]), ("response", row["response"]), ("ground truth", row["ground_truth"]))
-    return "\n".join([f"=== {title}", *(f"--- {name}\n{text}" for name, text in texts)])
+    return printable("\n".join([f"=== {title}", *(f"--- {name}\n{text}" for name, text in texts)]))
 
 
 def _file(directory: Path, step: int) -> Path:

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from trainer.records.files.records import WaitsRow
 
 NOTICED = 0.005  # of the steps' time
 
@@ -18,7 +19,7 @@ class WaitedFor:
     seconds: float
 
 
-def noticed(waits: Sequence[dict[str, Any]], seconds_of_steps: float) -> list[WaitedFor]:
+def noticed(waits: Sequence[WaitsRow], seconds_of_steps: float) -> list[WaitedFor]:
     """The slowest workers in these rows of a run's waits that cost a noticeable part of the steps; the worst first."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in waits:

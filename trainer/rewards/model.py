@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.formats.chat_template import conversation_text
 from trainer.errors import DataError
 from trainer.models.files import reads_tokens
+from trainer.models.pretrained import load_classifier, read_tokenizer
 from trainer.rewards.answer import Answer
 
 
@@ -32,7 +32,7 @@ class RewardModel:
         text_config = self._model.config.get_text_config()
         self._positions = settings.max_length or getattr(text_config, "max_position_embeddings", None)
         self._vocabulary = int(text_config.vocab_size)
-        self._tokenizer = AutoTokenizer.from_pretrained(settings.path, local_files_only=True)
+        self._tokenizer = read_tokenizer(settings.path)
         self._reads_tokens = reads_tokens(config)
 
     def score(self, answers: Sequence[Answer]) -> list[float]:
@@ -82,19 +82,10 @@ class RewardModel:
 
 
 def _load(path: Path, dtype: torch.dtype) -> Any:
-    try:
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError) as error:
+    model, missing = load_classifier(path, dtype)
+    if missing:
         raise DataError(
-            f"reward.model.path={path}: Transformers cannot load a sequence classifier: {error}",
-            hint="name a directory with config.json and *.safetensors that every node can read",
-        ) from error
-    if found["missing_keys"]:
-        raise DataError(
-            f"reward.model.path={path}: its weights lack {', '.join(sorted(found['missing_keys'])[:3])}: "
-            "its scores would be random",
+            f"reward.model.path={path}: its weights lack {', '.join(sorted(missing)[:3])}: its scores would be random",
             hint="use a model that was trained to score and was saved with its head",
         )
     return model.eval()

@@ -22,7 +22,8 @@ from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import DataError, LoweredLimit, MemoryFullError
 from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters, load_adapter
-from trainer.models.networks import computation_notes, empty_language_model, load_language_model
+from trainer.models.networks import computation_notes
+from trainer.models.pretrained import empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
 from trainer.training.compile_ahead import compile_ahead, large_pass, typical_rows
 from trainer.training.determinism import compute_deterministically

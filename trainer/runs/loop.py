@@ -4,12 +4,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from trainer.background import in_background
 from trainer.cluster.calls import recorded, wait
 from trainer.cluster.garbage import collect_garbage
 from trainer.cluster.workers import WorkerGroup
@@ -31,8 +33,9 @@ from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import INTERRUPTED, Tracker
 from trainer.rollout.engines import EngineWorker
-from trainer.runs.checkpoints.checkpoint import TrainingState, adapter_fingerprint, fingerprint
+from trainer.runs.checkpoints.checkpoint import hashed_inputs, starting_files
 from trainer.runs.checkpoints.final_model import write_final_model
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.checkpoints.places import run_directories
 from trainer.runs.checkpoints.saving import ROUNDS, Saver, SaveSchedule
 from trainer.runs.efficiency import Efficiency
@@ -82,7 +85,8 @@ class TrainingRun:
         self._settings = config.trainer
         self._dump = config.model_dump(mode="json")
         self._model = config.model.directory
-        self._fingerprints = fingerprint(self._model), adapter_fingerprint(config)
+        # Beside the run: a large model takes minutes.
+        inputs = in_background(partial(hashed_inputs, starting_files(config)), "hashes of the models and the data")
         self._groups = groups
         self._sampler = sampler
         self.run_dir = run_dir
@@ -100,6 +104,7 @@ class TrainingRun:
             written=certificate.checkpoint,
             write_beside=self.write_beside,
             flush_records=tracker.flush,
+            inputs=inputs.result,
         )
         self._lowered: tuple[LoweredLimit, ...] = ()
         self._unlogged_limits = 0
@@ -371,13 +376,10 @@ class TrainingRun:
 
     def state(self, step: int) -> TrainingState:
         """The run's state after a step."""
-        model, adapter = self._fingerprints
         return TrainingState(
             step=step,
             seed=self._settings.seed,
             sampler=self._sampler.state_dict(),
-            model=model,
-            adapter=adapter,
             config=self._dump,
             lowered=self._lowered,
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from trainer.cluster.calls import stalls_explained
-from trainer.cluster.nodes import connected
+from trainer.cluster.connection import connected
 from trainer.cluster.ready import wait_for_ray
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
@@ -23,12 +23,14 @@ from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
 from trainer.experience.sampled_ahead import FILE, resumable_steps, write_steps
 from trainer.models.files import check_models, with_local_models
+from trainer.models.weight_files import check_weights
 from trainer.planning.placement import roles_of
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
 from trainer.runs.advantages import resampled, with_advantages
-from trainer.runs.checkpoints.checkpoint import TrainingState, read_resumed
+from trainer.runs.checkpoints.checkpoint import read_resumed
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.corrections import check_exact
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
@@ -55,6 +57,7 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
     run_dir = run_directory(config.trainer)
     local = with_local_models(config)
     check_models(local)
+    check_weights(local)
     for line in code_lines(local):
         logger.info("%s", line)
     data = RunData.load(local)  # before any process starts: an error in a file costs seconds
@@ -80,7 +83,7 @@ def _train(
     resumed = read_resumed(config, list(config.trained))
     with (
         Tracker(run_dir, config, recorded_step(given.trainer, run_dir, resumed, again)) as tracker,
-        connected(),
+        connected(run_dir),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, given, config, config, repeat) as certificate,
     ):

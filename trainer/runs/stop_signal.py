@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, handled where the run's state is consistent."""
+"""Signals that ask a run to end, handled where its state is consistent."""
 
 import signal
 from collections.abc import Callable
@@ -7,13 +7,16 @@ from typing import Any, Self
 
 from trainer.errors import InterruptedRun
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Of a scheduler or a person, of a terminal that is closed, and the warnings before a limit of time. SIGUSR1 makes the
+# stacks of a process visible, see trainer.cluster.stalls.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR2)
 
 
 class StopSignal:
     """While entered, a signal raises InterruptedRun: at once before `defer`, afterwards only inside `check`.
 
-    A second SIGINT raises KeyboardInterrupt at once, wherever the run is.
+    A second SIGINT raises KeyboardInterrupt at once, wherever the run is. A signal that was ignored, like SIGHUP under
+    `nohup`, stays so.
     """
 
     def __init__(self, also: Callable[[], None] = lambda: None) -> None:
@@ -24,7 +27,8 @@ class StopSignal:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
     def __exit__(

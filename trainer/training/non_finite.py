@@ -12,9 +12,9 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoTokenizer
 
 from trainer.data.batches.batch import Batch
+from trainer.models.pretrained import read_tokenizer
 from trainer.records.files.atomic import atomic_file
 from trainer.training.micro_batches import reduced
 
@@ -58,7 +58,7 @@ class FaultFiles:
         return f"{cause}; see {stem}.json"
 
     def _write(self, stem: Path, report: dict[str, Any], found: list[tuple[int, int, Batch, Tensor, Any]]) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(self.model, local_files_only=True)
+        tokenizer = read_tokenizer(self.model)
         rows: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
         for number, (rank, row, batch, output, tokens) in enumerate(found):

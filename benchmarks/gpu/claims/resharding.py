@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+    from trainer.cluster.connection import connected
+    from trainer.cluster.nodes import find_nodes, reserve_slots
     from trainer.config.tree import Config
     from trainer.rollout.engines import Engines
     from trainer.runs.workers import connect_ranks, start_engines, start_group

@@ -41,7 +41,8 @@ def main() -> None:
     options = parser.parse_args()
     job = write_job(options.jobs / f"{options.shape}-256", options.shape, 256)
 
-    from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+    from trainer.cluster.connection import connected
+    from trainer.cluster.nodes import find_nodes, reserve_slots
     from trainer.config.tree import Config
     from trainer.roles.factories import make_actor, make_rollout
 

@@ -7,8 +7,9 @@ import pytest
 
 from tests.trainer.whole_run import Runs
 from trainer.cluster import device_memory
+from trainer.cluster.connection import connected
 from trainer.cluster.device_memory import with_memory
-from trainer.cluster.nodes import connected, find_nodes
+from trainer.cluster.nodes import find_nodes
 from trainer.errors import WorkerError
 
 

@@ -172,3 +172,10 @@ def test_a_batch_of_more_rows_than_there_are_is_refused() -> None:
 def test_sampler_refuses_the_state_of_other_data() -> None:
     with pytest.raises(CheckpointError, match="size 10, this run has size 20"):
         PromptSampler(20, 4, True, 0).load_state_dict(PromptSampler(10, 4, True, 0).state_dict())
+
+
+@pytest.mark.parametrize("position", [-1, 11, 72])
+def test_sampler_refuses_a_position_that_no_epoch_has(position: int) -> None:
+    sampler = PromptSampler(10, 4, shuffle=True, seed=0)
+    with pytest.raises(CheckpointError, match=f"drew {position} of 10 prompts"):
+        sampler.load_state_dict({"epoch": 0, "position": position, "size": 10, "seed": 0})

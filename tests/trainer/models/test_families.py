@@ -20,7 +20,8 @@ from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.models.export import write_language_model
 from trainer.models.lora import add_adapters
-from trainer.models.networks import PolicyNetwork, empty_language_model, load_language_model
+from trainer.models.networks import PolicyNetwork
+from trainer.models.pretrained import empty_language_model, load_language_model
 from trainer.models.small import build_tokenizer
 from trainer.roles.actor import ActorWorker
 from trainer.training.engine import OptimizerSettings, TrainingEngine
@@ -142,5 +143,5 @@ def test_a_model_that_brings_its_own_code_is_refused(load: Callable[[Path], nn.M
     names = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
     (tmp_path / "configuration_own.py").write_text("raise SystemExit")
-    with pytest.raises(DataError, match="Transformers cannot load this model"):
+    with pytest.raises(DataError, match="Transformers cannot load it"):
         load(tmp_path)

@@ -21,7 +21,7 @@ from trainer.config.tree import Config
 from trainer.errors import DataError
 from trainer.models.export import write_language_model
 from trainer.models.files import check_models, load_tokenizer
-from trainer.models.networks import load_language_model
+from trainer.models.pretrained import load_language_model
 from trainer.models.small import build_tokenizer
 
 TOKENIZER = build_tokenizer(["How many are 1 + 2? #### 3"])

@@ -7,8 +7,8 @@ from transformers import AutoConfig
 
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.models.networks import load_language_model
 from trainer.models.overrides import with_overrides
+from trainer.models.pretrained import load_language_model
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
 

@@ -13,8 +13,8 @@ from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.models.files import parameter_count
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.weight_files import parameter_count
 from trainer.planning.memory import GRAPHS_GIB, PROCESS_GIB, Share, alternatives, check_fit, copies_gib, shares, table
 from trainer.planning.placement import engine_slots, place_roles, roles_of
 from trainer.runs.workers import rank_places

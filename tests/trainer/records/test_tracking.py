@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError, DataError
-from trainer.records.files.run_files import RecordedRun, read_lines
+from trainer.records.files.records import SAMPLE_ROWS, read_records
+from trainer.records.files.run_files import RecordedRun
 from trainer.records.pages.model_card import CARD, write_model_card
 from trainer.records.pages.plots import draw_learning
 from trainer.records.pages.report import save_learning_curve, write_report
@@ -142,7 +143,7 @@ def test_a_sample_stays_on_one_line_with_any_text(tmp_path: Path) -> None:
     record(tmp_path, range(1, 3), response="a\u2028b\x85c\x0cd\r\ne")
     assert "a\u2028b\x85c" in write_report(tmp_path).read_text()
     record(tmp_path, range(2, 3), resumed=1)
-    assert len(read_lines(tmp_path / "samples.jsonl")) == 2
+    assert len(read_records(tmp_path / "samples.jsonl", SAMPLE_ROWS, pytest.fail)) == 2
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_picture_that_cannot_be_written_is_one_message(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no metrics.jsonl there"), ("", "no step"), ('{"st\n{"step": 1}\n', "line 1: damaged")],
+    [(None, "no metrics.jsonl there"), ("", "no step"), ('{"st\n', r"no step was finished: .*left out: line 1 \(")],
 )
 def test_a_run_without_usable_metrics_is_named(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:

@@ -18,8 +18,9 @@ from trainer.experience.collector import Collector, mean_parts
 from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.reward_workers import RewardWorkers
 from trainer.experience.run_data import RunData
-from trainer.models.files import check_models, parameter_count, reads_tokens
+from trainer.models.files import check_models, reads_tokens
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.weight_files import parameter_count
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.model import RewardModel
 from trainer.rewards.scores import weighted_sums

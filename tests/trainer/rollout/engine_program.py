@@ -30,7 +30,8 @@ from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.export import write_language_model
 from trainer.models.files import load_tokenizer
 from trainer.models.lora import add_adapters
-from trainer.models.networks import PolicyNetwork, load_language_model
+from trainer.models.networks import PolicyNetwork
+from trainer.models.pretrained import load_language_model
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import RolloutEngine, open_engine

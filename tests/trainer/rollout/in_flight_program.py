@@ -24,7 +24,7 @@ from transformers import DynamicCache
 from tests.trainer.rollout.engine_program import END, LONG, SpanningEngine, make_model
 from trainer.config.tree import Config
 from trainer.models.lora import adapter_parameters, add_adapters
-from trainer.models.networks import load_language_model
+from trainer.models.pretrained import load_language_model
 from trainer.rollout.engine import open_engine
 from trainer.rollout.sampling import Part, SamplingRequest
 from trainer.weights.buckets import pack, store

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
+from tests.training_state import training_state
 from trainer.config.sections.trainer import TrainerConfig
-from trainer.runs.checkpoints.checkpoint import TrainingState
 from trainer.runs.loop import TrainingRun
 
 
@@ -14,7 +14,7 @@ class FailedRun(TrainingRun):
         self._settings = TrainerConfig()
         self.tracker = SimpleNamespace(log=lambda *row: logged.append(row))  # type: ignore[assignment]
         self.saver = SimpleNamespace(healthy=lambda: False)  # type: ignore[assignment]
-        self.progress = TrainingState(step=2, seed=0, sampler={}, model="", config={})
+        self.progress = training_state(2)
         self._settled, self._unlogged = True, {"reward/mean": 0.5}
 
 

@@ -18,7 +18,8 @@ from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
-from trainer.records.files.run_files import read_lines, recorded_trajectories
+from trainer.records.files.records import WAITS_ROWS, read_records
+from trainer.records.files.run_files import recorded_trajectories
 from trainer.records.pages.report import SLOWEST, write_report
 from trainer.records.top import watch
 from trainer.records.trajectories import FOLDER, recorded_steps
@@ -70,7 +71,7 @@ def assert_use_is_seen(row: dict[str, float]) -> None:
 
 
 def test_report_and_top_show_the_use_of_the_hardware_and_noticeable_waits(uninterrupted: Run) -> None:
-    waits = read_lines(uninterrupted.directory / "waits.jsonl")
+    waits = read_records(uninterrupted.directory / "waits.jsonl", WAITS_ROWS, pytest.fail)
     assert [row["step"] for row in waits] == [1, 2, 3, 4]
     assert re.match(r"rollout rank [01] on [0-9.]+$", waits[-1]["waits"]["rollout"]["slowest"])
     report = write_report(uninterrupted.directory).read_text()
@@ -200,7 +201,7 @@ def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engin
     assert "Traceback" not in errors
     assert "error: actor rank" in errors
     assert "died during" in errors
-    assert read_checkpoint(resumed.directory / "checkpoints" / "step_000003", runs.model).step == 3
+    assert read_checkpoint(resumed.directory / "checkpoints" / "step_000003", model=runs.model).step == 3
 
 
 def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, runs: Runs) -> None:
@@ -215,7 +216,7 @@ def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, r
     assert time.monotonic() - started < 30
     (saved,) = (run.directory / "checkpoints").iterdir()
     assert f"continue with trainer.resume={saved}" in errors
-    assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]
+    assert read_checkpoint(saved, model=runs.model).step == run.metrics()[-1]["step"]
 
 
 def test_a_killed_reward_worker_is_replaced_and_a_run_that_fails_saves_its_finished_steps(
@@ -240,7 +241,7 @@ def test_a_killed_reward_worker_is_replaced_and_a_run_that_fails_saves_its_finis
     assert "error: the reward function returned nan" in errors
     (saved,) = (run.directory / "checkpoints").iterdir()
     assert f"continue with trainer.resume={saved}" in errors
-    assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]
+    assert read_checkpoint(saved, model=runs.model).step == run.metrics()[-1]["step"]
     assert export_checkpoint(run.directory, None, None, None).is_dir()
 
 

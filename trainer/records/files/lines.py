@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.records.files.regular import open_regular
+
 logger = logging.getLogger(__name__)
 
 
@@ -16,8 +18,9 @@ class RecordFile:
     """Appends records to a file. What cannot be written waits in memory and is written with the next record."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError, also if there is something else than a regular file."""
         self._path = path
-        self._descriptor: int | None = os.open(path, _APPEND, 0o666)
+        self._descriptor: int | None = open_regular(path, _APPEND)
         self._size = path.stat().st_size
         self._waiting: list[bytes] = []
 
@@ -51,7 +54,7 @@ class RecordFile:
         """The open file. After a failure it is opened again, because a network file system that returns may not know
         the old descriptor; and cut, because half a record would damage the file. Raises OSError."""
         if self._descriptor is None:
-            self._descriptor = os.open(self._path, _APPEND, 0o666)
+            self._descriptor = open_regular(self._path, _APPEND)
             self._size = min(self._size, os.fstat(self._descriptor).st_size)
             os.ftruncate(self._descriptor, self._size)
         return self._descriptor
@@ -77,13 +80,14 @@ class LineFile:
     def append(self, row: Mapping[str, Any]) -> None:
         """Adds a row. Numbers that are not finite become null: JSON has no other name for them."""
         finite = {name: None if _not_finite(value) else value for name, value in row.items()}
-        self._file.append(json.dumps(finite, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        text = json.dumps(finite, ensure_ascii=False, allow_nan=False)
+        self._file.append(text.encode(errors="replace") + b"\n")  # half a surrogate pair has no UTF-8
 
     def close(self) -> None:
         self._file.close()
 
 
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 def _not_finite(value: object) -> bool:

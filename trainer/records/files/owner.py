@@ -14,9 +14,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainer.errors import ConfigError, LostRunError
+from trainer.records.files.regular import open_regular, read_regular
+from trainer.records.printable import printable
 
 OWNER = "owner.json"
 HEARTBEAT_SECONDS = 5.0
+_MOST_BYTES = 2**16  # of the file
 SILENT_SECONDS = 30.0  # without a heartbeat, after which an owner on another node counts as dead
 
 Watch = Callable[[float], object]
@@ -73,7 +76,7 @@ class RunOwner:
         self._made = [path for path in (self._run_dir, *self._run_dir.parents) if not path.exists()]
         while True:
             self._run_dir.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor = open_regular(self._file, os.O_RDWR | os.O_CREAT)
             locked = _lock(self._descriptor)
             with suppress(FileNotFoundError):  # its owner has just ended
                 if os.path.samestat(os.fstat(self._descriptor), self._file.stat()):
@@ -116,8 +119,8 @@ class RunOwner:
     def _read(self) -> dict[str, Any]:
         """Who owns the directory; empty if nobody does, or the last owner died before it wrote its name."""
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(read_regular(self._file, _MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -151,4 +154,4 @@ def _boot() -> str:
 
 
 def _name(owner: dict[str, Any]) -> str:
-    return f"process {owner.get('pid')} on {owner.get('host')}"
+    return printable(f"process {owner.get('pid')!s:.40} on {owner.get('host')!s:.253}")

@@ -1,21 +1,35 @@
 """What a run left in its directory, read back."""
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from trainer.errors import DataError
-from trainer.records.tracking import CONFIG, METRICS, SAMPLES, WAITS, finished_lines
-from trainer.records.trajectories import FOLDER, VALIDATIONS, read_trajectories, recorded_steps
+from trainer.records.files.records import (
+    METRICS,
+    METRICS_ROWS,
+    SAMPLE_ROWS,
+    SAMPLES,
+    WAITS,
+    WAITS_ROWS,
+    MetricsRow,
+    SampleRow,
+    WaitsRow,
+    read_records,
+)
+from trainer.records.files.regular import read_regular
+from trainer.records.files.sealed import first_complaint
+from trainer.records.tracking import CONFIG
+from trainer.records.trajectories import FOLDER, VALIDATIONS, TrajectoryRow, read_trajectories, recorded_steps
 
 _STEPS_OF_SAMPLES = 3  # a page shows the samples of this many steps: the first, one in the middle, the last
 
 _EXTREMES = 3
-
-Row = dict[str, float]
+_MOST_SETTINGS = 2**26  # bytes
+_SETTINGS: TypeAdapter[dict[str, dict[str, Any]]] = TypeAdapter(dict[str, dict[str, Any]])
 
 
 @dataclass(frozen=True)
@@ -23,13 +37,15 @@ class RecordedRun:
     """One row of metrics per step, the samples, and the settings."""
 
     name: str
-    rows: list[Row]
-    samples: list[dict[str, Any]]
-    config: dict[str, Any]
-    extremes: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[MetricsRow]
+    samples: list[SampleRow]
+    config: dict[str, dict[str, Any]]
+    extremes: list[TrajectoryRow] = field(default_factory=list)
     """The trajectories with the highest and the lowest rewards of the last recorded step."""
-    waits: list[dict[str, Any]] = field(default_factory=list)
+    waits: list[WaitsRow] = field(default_factory=list)
     """Of each step: how long the workers of each role waited for the slowest of them, and which one that was."""
+    notes: list[str] = field(default_factory=list)
+    """What of the files is no record."""
 
     def series(self, metric: str) -> tuple[list[float], list[float]]:
         """Steps and values of one metric, at the steps that measured it."""
@@ -45,7 +61,7 @@ class RecordedRun:
         """The metrics of the run that start so, in alphabetical order."""
         return sorted({name for row in self.rows for name in row if name.startswith(prefix)})
 
-    def shown_samples(self) -> list[tuple[int, list[dict[str, Any]]]]:
+    def shown_samples(self) -> list[tuple[int, list[SampleRow]]]:
         """The samples of the first step, of one in the middle and of the last."""
         steps = sorted({sample["step"] for sample in self.samples})
         if not steps:
@@ -56,52 +72,41 @@ class RecordedRun:
 
 
 def read_run(run_dir: Path) -> RecordedRun:
-    """The run in this directory. Raises DataError if there are no metrics, or a file is damaged."""
+    """The run in this directory. Raises DataError if there are no metrics, or if a file cannot be read."""
     if not (run_dir / METRICS).is_file():
         raise DataError(f"{run_dir}: no {METRICS} there", hint="name the directory of a run, such as runs/ID")
     settings = read_settings(run_dir)
-    # Numbers that are not finite are null in JSON.
-    rows = [
-        {name: math.nan if value is None else value for name, value in row.items()}
-        for row in read_lines(run_dir / METRICS)
-    ]
+    notes: list[str] = []
+    rows = read_records(run_dir / METRICS, METRICS_ROWS, notes.append)
     if not rows:
-        raise DataError(f"{run_dir / METRICS}: no step was finished", hint="name a run that finished a step")
-    samples = read_lines(run_dir / SAMPLES)
-    extremes, waits = _extremes(trajectories_of(settings, run_dir)), read_lines(run_dir / WAITS)
-    return RecordedRun(run_dir.resolve().name, rows, samples, settings, extremes, waits)
+        why = f": {notes[0]}" if notes else ""
+        raise DataError(f"{run_dir / METRICS}: no step was finished{why}", hint="name a run that finished a step")
+    samples = read_records(run_dir / SAMPLES, SAMPLE_ROWS, notes.append)
+    waits = read_records(run_dir / WAITS, WAITS_ROWS, notes.append)
+    extremes = _extremes(trajectories_of(settings, run_dir))
+    return RecordedRun(run_dir.resolve().name, rows, samples, settings, extremes, waits, notes)
 
 
-def _extremes(directory: Path) -> list[dict[str, Any]]:
+def _extremes(directory: Path) -> list[TrajectoryRow]:
     if not recorded_steps(directory):
         return []
     ordered = sorted(read_trajectories(directory), key=lambda row: row["reward"], reverse=True)
     return ordered if len(ordered) <= 2 * _EXTREMES else [*ordered[:_EXTREMES], *ordered[-_EXTREMES:]]
 
 
-def read_settings(run_dir: Path) -> dict[str, Any]:
-    """The recorded settings of a run; empty if it recorded none. Raises DataError if the file is damaged."""
+def read_settings(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """The recorded settings of a run, by section; empty if it recorded none. Raises DataError if they are damaged."""
     config = run_dir / CONFIG
+    if not config.exists():
+        return {}
     try:
-        return dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
-    except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{config}: damaged: {error}", hint="delete it; the page will lack the settings") from error
+        return _SETTINGS.validate_json(read_regular(config, _MOST_SETTINGS), strict=True)
+    except (OSError, ValidationError) as error:
+        why = first_complaint(error) if isinstance(error, ValidationError) else error
+        raise DataError(f"{config}: damaged: {why}", hint="delete it; the page will lack the settings") from error
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file with one per line, without an unfinished last line; none if there is no file."""
-    if not path.is_file():
-        return []
-    values = []
-    for number, line in enumerate(finished_lines(path), start=1):
-        try:
-            values.append(json.loads(line))
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: damaged: {error}", hint="delete that line") from error
-    return values
-
-
-def recorded_trajectories(run_dir: Path, step: int | None = None, validation: bool = False) -> list[dict[str, Any]]:
+def recorded_trajectories(run_dir: Path, step: int | None = None, validation: bool = False) -> list[TrajectoryRow]:
     """The trajectories of a run's step, or of the validation after it; the last recorded one if `step` is None.
 
     Raises DataError.
@@ -109,11 +114,12 @@ def recorded_trajectories(run_dir: Path, step: int | None = None, validation: bo
     return read_trajectories(trajectories_of(read_settings(run_dir), run_dir, validation), step)
 
 
-def trajectories_of(settings: Mapping[str, Any], run_dir: Path, validation: bool = False) -> Path:
+def trajectories_of(settings: Mapping[str, Mapping[str, Any]], run_dir: Path, validation: bool = False) -> Path:
     """The directory of a run's trajectories, or of those of its validations, by its recorded settings."""
     setting, folder = ("validation_dir", VALIDATIONS) if validation else ("dir", FOLDER)
-    own = settings.get("trainer", {}).get("trajectories", {}).get(setting)
-    return Path(own) if own else run_dir / folder
+    trajectories = settings.get("trainer", {}).get("trajectories")
+    directory = trajectories.get(setting) if isinstance(trajectories, Mapping) else None
+    return Path(directory) if directory and isinstance(directory, str) else run_dir / folder
 
 
 def median(values: Sequence[float]) -> float:

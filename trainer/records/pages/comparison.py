@@ -1,6 +1,7 @@
 """One self-contained page that compares runs: curves, phases, samples, and the settings that differ."""
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from trainer.errors import DataError
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.pages.page import write_page
 from trainer.records.pages.plots import COLOURS, PHASES, Plot, add_legend, figure_svg, label_bar
+
+logger = logging.getLogger(__name__)
 
 # Shown if at least one run measured it.
 METRICS = (
@@ -40,6 +43,8 @@ FACTS: tuple[tuple[str, Callable[[RecordedRun], str]], ...] = (
 def write_comparison(run_dirs: Sequence[Path], output: Path) -> Path:
     """Writes the page and returns its path. Raises DataError for a run without usable metrics."""
     runs = [read_run(run_dir) for run_dir in run_dirs]
+    for note in (note for run in runs for note in run.notes):
+        logger.warning("%s", note)
     if len({run.name for run in runs}) < len(runs):
         raise DataError("two of the runs have the same name", hint="rename one of their directories")
     plots = [

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.records.files.run_files import read_lines
-from trainer.records.tracking import METRICS
+from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
+
+logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 _SHOWN = ("validation/", "reward/", "rollout/response_length", "actor/entropy", "reference/kl", "dpo/", "sft/")
@@ -51,10 +54,10 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
 
 def write_model_card(directory: Path, run_dir: Path, step: int, base: Path, settings: Mapping[str, Any]) -> None:
     """Writes the card into a model's directory. `settings` are those of the whole run. Raises DataError."""
-    latest: dict[str, tuple[float | None, int]] = {}
-    for row in read_lines(run_dir / METRICS):
+    latest: dict[str, tuple[float, int]] = {}
+    for row in read_records(run_dir / METRICS, METRICS_ROWS, logger.warning):
         if row["step"] <= step:
-            latest |= {name: (value, row["step"]) for name, value in row.items() if name.startswith(_SHOWN)}
+            latest |= {name: (value, int(row["step"])) for name, value in row.items() if name.startswith(_SHOWN)}
     text = _TEMPLATE.format(
         run=run_dir.resolve().name,
         step=step,
@@ -65,6 +68,5 @@ def write_model_card(directory: Path, run_dir: Path, step: int, base: Path, sett
     (directory / CARD).write_text(text, encoding="utf-8")
 
 
-def _number(value: float | None) -> str:
-    """Records have null for a number that is not finite."""
-    return "not finite" if value is None else f"{value:.6g}"
+def _number(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else "not finite"

@@ -5,6 +5,7 @@ cut short. The page has no script, no font and no address of its own.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from trainer.records.pages.plots import (
     figure_svg,
 )
 from trainer.records.waits import noticed
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 PICTURES = (".png", ".svg", ".pdf")
@@ -81,6 +84,8 @@ SLOWEST = 10  # workers that are named
 def write_report(run_dir: Path) -> Path:
     """Writes `report.html` into the run's directory and returns its path. Raises DataError."""
     run = read_run(run_dir)
+    for note in run.notes:
+        logger.warning("%s", note)
     write_page(
         run_dir / REPORT,
         "report.html.j2",

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import DynamicCache
 
 from trainer.algorithms.truncation import WHOLE, Truncation, truncated
 from trainer.config.tree import Config
 from trainer.models.lora import adapter_parameters, add_adapters
-from trainer.models.networks import load_language_model
+from trainer.models.pretrained import load_language_model, random_language_model, read_tokenizer
 from trainer.rollout.engine import EngineRow
 from trainer.rollout.occupancy import Drafts, Load
 from trainer.rollout.sampling import Response, SamplingRequest
@@ -30,7 +30,7 @@ class TransformersEngine:
         self._with_adapters = config.engines_apply_adapters
         self._tokenizer: Any = None
         if config.rollout.stop:
-            self._tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
+            self._tokenizer = read_tokenizer(config.model.directory)
         self._model = _model(config, device).to(self._device).eval()
         self._load = Load(0, 0)
         # Of the update under way: the weights that arrived, by their identity, and their checksum.
@@ -146,8 +146,7 @@ def _model(config: Config, device: str) -> nn.Module:
     directory, lora = config.model.directory, config.actor.lora
     dtype = getattr(torch, config.model.dtype_on(device))
     if not config.engines_apply_adapters:
-        architecture = AutoConfig.from_pretrained(directory, local_files_only=True)
-        return AutoModelForCausalLM.from_config(architecture, dtype=dtype)
+        return random_language_model(directory, dtype)
     model = load_language_model(directory, dtype)
     add_adapters(model, lora, config.trainer.seed)
     return model.to(dtype)

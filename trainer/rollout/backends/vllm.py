@@ -98,6 +98,7 @@ class VllmEngine:
         with _start_explained():
             self._engine = LLM(
                 model=str(config.model.directory),
+                trust_remote_code=False,
                 dtype=config.model.dtype_on(device),
                 seed=config.trainer.seed,
                 max_model_len=config.data.max_prompt_length + config.data.max_response_length,

@@ -1,24 +1,19 @@
-"""Checkpoints of a run: complete or absent, and of this model or refused.
+"""Checkpoints of a run: complete or absent, and of this model and data or refused.
 
 A checkpoint is a directory `step_000010` with the training states of actor and critic, each written by all its ranks
 (torch.distributed.checkpoint, so another number of ranks can load it), the responses that were sampled ahead, if there
-are any, and `state.json`, which lists every file with its size and SHA-256.
+are any, and its manifest.
 """
 
-import hashlib
-import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainer.config.tree import Config
-from trainer.errors import CheckpointError, DataError, LoweredLimit
+from trainer.errors import CheckpointError
 from trainer.records.files.atomic import (
     bytes_below,
     hidden_name,
@@ -29,54 +24,31 @@ from trainer.records.files.atomic import (
 )
 from trainer.records.files.checksums import sha256
 from trainer.records.files.disk import writing
+from trainer.runs.checkpoints.manifest import (
+    STATE_FILE,
+    Inputs,
+    Manifest,
+    TrainingState,
+    checkpoint_name,
+    describe_files,
+    read_manifest,
+    whole,
+)
+from trainer.runs.reproduction.certificate import Input, input_differences
+from trainer.runs.reproduction.inputs import hashed_again, hashed_input, named_paths
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # the folder in a run's directory
-STATE_FILE = "state.json"
-FORMAT = 2
-READABLE = (1, 2)  # format 1 has no checksums
-_HASHED_BYTES = 2**20
 _FOR_ROLL_BACKS = 2  # one of them may be damaged
-_THREADS = 16  # that hash files, without Python's lock
-
-
-class TrainingState(BaseModel):
-    """A run's state after a step. All randomness follows from seed, step and the sampler's position.
-
-    `exact_match` is that of the last validation, which says whether the run is good enough to end. `lowered` are limits
-    that were lowered since the run's first step, in that order. `adapter` is the fingerprint of the adapter that the
-    run started from, empty without one; earlier versions wrote none. `watched` are the values of the last steps that
-    watchdogs compare with, `after_update` those of the last update that they have not seen yet; null is not finite.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    step: int
-    seed: int
-    sampler: dict[str, int]
-    model: str
-    adapter: str | None = None
-    config: dict[str, Any]
-    kl_coefficient: float | None = None
-    exact_match: float | None = None
-    lowered: tuple[LoweredLimit, ...] = ()
-    watched: dict[str, list[float | None]] = {}
-    after_update: dict[str, float | None] = {}
-    format: int = FORMAT
-
-
-class _Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    state: TrainingState
-    files: dict[str, int]
-    checksums: dict[str, str] = {}
-    written: float = 0.0
+_SHOWN = 3  # differing files in a message
+# Frozen weights, configurations and tokenizers come from these models, whatever the checkpoint holds.
+_MODEL = "model.path"
+_MODELS = (_MODEL, "actor.lora.path", "critic.path", "critic.lora.path")
 
 
 def checkpoint_directory(run_dir: Path, step: int) -> Path:
-    return run_dir / CHECKPOINTS / f"step_{step:06d}"
+    return run_dir / CHECKPOINTS / checkpoint_name(step)
 
 
 def checkpoint_step(directory: Path) -> int:
@@ -124,9 +96,11 @@ class CheckpointWriter:
     two of these are kept, and the one that will be the next of them. The run must be the only writer of its directory.
     """
 
-    def __init__(self, run_dir: Path, keep: int | None = None) -> None:
+    def __init__(self, run_dir: Path, keep: int | None = None, inputs: Callable[[], Inputs] = dict) -> None:
+        """`inputs` returns the files that the run started from, once a checkpoint is complete."""
         self.run_dir = run_dir
         self._keep = keep
+        self._inputs = inputs
         self.lag: int | None = None
         self._state: TrainingState | None = None
         self._partial = Path()
@@ -158,9 +132,9 @@ class CheckpointWriter:
         written = max(time.time(), _written(others[-1]) + 1e-3 if others else 0.0)
         try:
             with writing(directory):
-                files = _sizes(self._partial)
-                manifest = _Manifest(state=state, files=files, checksums=dict(checksums), written=written)
-                (self._partial / STATE_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+                files = describe_files(self._partial, checksums)
+                inputs = {setting: dict(sums) for setting, sums in self._inputs().items()}
+                Manifest(state=state, inputs=inputs, files=files, written=written).write(self._partial)
                 sync_tree(self._partial)
                 replace_directory(self._partial, directory)
         except CheckpointError:
@@ -198,41 +172,83 @@ class CheckpointWriter:
                 logger.warning("%s: an old checkpoint cannot be removed: %s", directory, error)
 
 
-def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> TrainingState:
+def read_checkpoint(directory: Path, roles: Sequence[str] = (), model: Path | None = None) -> TrainingState:
     """The state of a checkpoint.
 
-    Raises CheckpointError unless it is whole, holds these roles and belongs to the model at `model`.
+    Raises CheckpointError unless it is whole, holds these roles and, if `model` is given, belongs to it.
     """
-    manifest = _whole(directory, roles)
-    if manifest.state.model != fingerprint(model):
-        raise CheckpointError(
-            f"{directory}: belongs to another model than {model}",
-            hint="set model.path to the model that the run started from: the reference policy is made from it",
-        )
-    absent = sorted(set(roles) - {name.split("/")[0] for name in manifest.files})
-    if absent:
-        raise CheckpointError(
-            f"{directory}: holds no {' and no '.join(absent)}, which this run trains",
-            hint="resume with the algorithm.advantage of the run that wrote it, or start from its exported model",
-        )
+    manifest = _with_roles(directory, roles)
+    if model is not None:
+        recorded = {_MODEL: manifest.inputs.get(_MODEL, {})}
+        _check_inputs(directory, recorded, {_MODEL: model})
     return manifest.state
 
 
 def read_resumed(config: Config, roles: Sequence[str]) -> TrainingState | None:
     """The state of the checkpoint that a run continues from; None if it starts anew.
 
-    Raises CheckpointError unless the checkpoint is whole, holds these roles and belongs to the run's model and adapter.
+    Raises CheckpointError unless the checkpoint is whole, holds these roles and belongs to the run's models and data.
     """
     directory = config.trainer.checkpoint
     if directory is None:
         return None
-    state = read_checkpoint(directory, config.model.directory, roles)
-    if state.adapter not in (None, adapter_fingerprint(config)):
+    manifest = _with_roles(directory, roles)
+    _check_inputs(directory, manifest.inputs, starting_files(config))
+    return manifest.state
+
+
+def starting_files(config: Config) -> dict[str, Path]:
+    """The files and directories that a run cannot exchange once it has begun, by setting."""
+    models = {name for name in _MODELS if config.needs_critic or not name.startswith("critic.")}
+    return {
+        setting: path
+        for setting, path in named_paths(config)
+        if setting in models or setting.startswith("data.train_files.")
+    }
+
+
+def hashed_inputs(paths: Mapping[str, Path]) -> Inputs:
+    """The SHA-256 of the files that settings name; none, with a warning, if they cannot be read."""
+    sums: dict[str, Mapping[str, str]] = {}
+    for setting, path in paths.items():
+        try:
+            sums[setting] = hashed_input(path).files
+        except OSError as error:
+            logger.warning("%s=%s: a resumed run cannot compare it: %s", setting, path, error)
+            sums[setting] = {}
+    return sums
+
+
+def _check_inputs(directory: Path, recorded: Inputs, paths: Mapping[str, Path]) -> None:
+    """Raises CheckpointError if the files of a setting are not those that the checkpoint's run started from."""
+    differences: list[str] = []
+    for setting in sorted({*recorded, *paths}):
+        sums = recorded.get(setting)
+        if sums is None:
+            differences.append(f"{setting} is set")
+        elif setting not in paths:
+            differences.append(f"{setting} is not set")
+        elif not sums:
+            logger.warning("%s: %s is not compared: it could not be read when the run began", directory, setting)
+        else:
+            differences += _changes(setting, paths[setting], sums)
+    if differences:
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise CheckpointError(
-            f"{directory}: its run started from another adapter than actor.lora.path={config.actor.lora.path}",
-            hint="set actor.lora.path to the adapter that the run started from: the reference policy is made from it",
+            f"{directory}: belongs to another model or other data: {'; '.join(differences[:_SHOWN])}{more}",
+            hint="restore what the run started from, or start a new run from its exported model (`trainer export`)",
         )
-    return state
+
+
+def _changes(setting: str, path: Path, sums: Mapping[str, str]) -> list[str]:
+    """Each file of a setting that differs. A single file may have another name."""
+    try:
+        if path.is_file():
+            return [] if [*sums.values()] == [sha256(path)] else [f"{setting}: {path} changed (SHA-256)"]
+        recorded = Input(path=str(path), files=dict(sums))
+        return input_differences({setting: recorded}, {setting: hashed_again(recorded)})
+    except OSError as error:
+        return [f"{setting}: {path} cannot be read: {error}"]
 
 
 def check_whole(directory: Path) -> None:
@@ -240,33 +256,31 @@ def check_whole(directory: Path) -> None:
     _whole(directory)
 
 
-def _whole(directory: Path, roles: Sequence[str] = ()) -> _Manifest:
-    """The manifest of a checkpoint, after a look at every file. Other roles than `roles` are not read; without it, all.
+def checkpoint_model(directory: Path) -> Path:
+    """The directory of the model that the checkpoint's run started from. Raises CheckpointError."""
+    with _with_hint(directory):
+        model = read_manifest(directory).state.config.get("model")
+    path = model.get("path") if isinstance(model, dict) else None
+    if not isinstance(path, str):
+        raise CheckpointError(f"{directory}: it does not name its run's model", hint="name the model with --model")
+    return Path(path)
 
-    Raises CheckpointError if a file is missing, shorter, longer or changed.
-    """
-    hint = _hint(directory)
-    manifest = _read_manifest(directory)
-    if manifest.state.format not in READABLE:
+
+def _with_roles(directory: Path, roles: Sequence[str]) -> Manifest:
+    """The manifest of a whole checkpoint. Raises CheckpointError if it holds other roles."""
+    manifest = _whole(directory, roles)
+    absent = sorted(set(roles) - {name.split("/")[0] for name in manifest.files})
+    if absent:
         raise CheckpointError(
-            f"{directory}: written in format {manifest.state.format}, this version reads {FORMAT}", hint=hint
+            f"{directory}: holds no {' and no '.join(absent)}, which this run trains",
+            hint="resume with the algorithm.advantage of the run that wrote it, or start from its exported model",
         )
-    found = _sizes(directory)
-    for name, size in manifest.files.items():
-        if found.get(name) != size:
-            state = f"has {found[name]} bytes instead of {size}" if name in found else "is missing"
-            raise CheckpointError(f"{directory}: damaged: {name} {state}", hint=hint)
-    wanted = [name for name in manifest.checksums if not roles or "/" not in name or name.split("/")[0] in roles]
-    read = {name: manifest.checksums[name] for name in wanted}
-    try:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            sums = list(threads.map(sha256, [directory / name for name in read]))
-    except OSError as error:
-        raise CheckpointError(f"{directory}: cannot be read: {error}", hint=hint) from error
-    for (name, expected), actual in zip(read.items(), sums, strict=True):
-        if actual != expected:
-            raise CheckpointError(f"{directory}: damaged: {name} changed since it was written (SHA-256)", hint=hint)
     return manifest
+
+
+def _whole(directory: Path, roles: Sequence[str] = ()) -> Manifest:
+    with _with_hint(directory):
+        return whole(directory, roles)
 
 
 def _by_time(paths: Iterable[Path]) -> list[Path]:
@@ -274,71 +288,22 @@ def _by_time(paths: Iterable[Path]) -> list[Path]:
 
 
 def _written(directory: Path) -> float:
-    """When a checkpoint was written, in seconds since 1970; earlier versions did not record it."""
+    """When a checkpoint was written, in seconds since 1970; of a damaged one, by its directory."""
     try:
-        recorded = json.loads((directory / STATE_FILE).read_text(encoding="utf-8")).get("written")
-        return float(recorded) if recorded else (directory / STATE_FILE).stat().st_mtime
-    except (OSError, ValueError, AttributeError, TypeError):
-        return directory.stat().st_mtime if directory.exists() else 0.0
+        return read_manifest(directory).written
+    except CheckpointError:
+        with suppress(OSError):
+            return directory.stat().st_mtime
+        return 0.0
 
 
-def _read_manifest(directory: Path) -> _Manifest:
-    hint = _hint(directory)
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: no such checkpoint", hint=hint)
+@contextmanager
+def _with_hint(directory: Path) -> Iterator[None]:
     try:
-        return _Manifest.model_validate_json((directory / STATE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{directory}: not a checkpoint, it has no {STATE_FILE}", hint=hint) from error
-    except (OSError, ValidationError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{directory / STATE_FILE}: damaged: {_in_a_line(error)}", hint=hint) from error
-
-
-def _in_a_line(error: Exception) -> str:
-    """The first complaint, without pydantic's excerpt of the file and address of its documentation."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return ": ".join([*map(str, first["loc"]), first["msg"]])
-
-
-def checkpoint_model(directory: Path) -> Path:
-    """The directory of the model that the checkpoint's run started from. Raises CheckpointError."""
-    model = _read_manifest(directory).state.config.get("model")
-    path = model.get("path") if isinstance(model, dict) else None
-    if not isinstance(path, str):
-        raise CheckpointError(f"{directory}: it does not name its run's model", hint="name the model with --model")
-    return Path(path)
-
-
-def fingerprint(model: Path) -> str:
-    """A digest of a model's or an adapter's directory: its configuration and tokenizer, and size and first MiB of each
-    weight file."""
-    digest = hashlib.sha256()
-    files = [model / "config.json", model / "tokenizer.json", *sorted(model.glob("*.safetensors"))]
-    try:
-        for file in filter(Path.exists, files):
-            with file.open("rb") as opened:
-                content = opened.read(_HASHED_BYTES)
-            digest.update(json.dumps([file.name, file.stat().st_size]).encode() + content)
-    except OSError as error:
-        raise DataError(f"{model}: cannot be read: {error}", hint="set model.path to a readable model") from error
-    return digest.hexdigest()
-
-
-def adapter_fingerprint(config: Config) -> str:
-    """The fingerprint of the adapter that a run starts from; empty without one."""
-    path = config.actor.lora.path
-    return "" if path is None else fingerprint(path)
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    """The size of every file below a directory except the manifest."""
-    return {
-        str(path.relative_to(directory)): path.stat().st_size
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path != directory / STATE_FILE
-    }
+        yield
+    except CheckpointError as error:
+        error.hint = _hint(directory)
+        raise
 
 
 def _hint(directory: Path) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.config.sections.model import ModelConfig
 from trainer.config.sections.roles import ActorConfig
@@ -17,16 +16,12 @@ from trainer.models.files import read_json
 from trainer.models.lora import peft_name, write_adapter
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.model_class import check_exported
+from trainer.models.pretrained import load_language_model, read_config
 from trainer.records.files.atomic import atomic_directory
 from trainer.records.files.disk import writing
 from trainer.records.pages.model_card import write_model_card
-from trainer.runs.checkpoints.checkpoint import (
-    TrainingState,
-    checkpoint_directory,
-    checkpoint_model,
-    last_checkpoint,
-    read_checkpoint,
-)
+from trainer.runs.checkpoints.checkpoint import checkpoint_directory, checkpoint_model, last_checkpoint, read_checkpoint
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.reproduction.certificate import CERTIFICATE, read_certificate
 from trainer.runs.reproduction.writer import certify_model
 from trainer.training.ranks.reading import stored_tensors
@@ -45,7 +40,7 @@ def export_checkpoint(run_dir: Path, step: int | None, output: Path | None, mode
     if checkpoint is None:
         raise CheckpointError(f"{run_dir}: no checkpoint yet", hint="set trainer.save_freq in the run, or wait for one")
     base = model or checkpoint_model(checkpoint)
-    state = read_checkpoint(checkpoint, base, ["actor"])
+    state = read_checkpoint(checkpoint, ["actor"], base)
     check_exported(base, read_json(base / "config.json"), "model")
     directory = output or run_dir / "models" / checkpoint.name
     with writing(directory), atomic_directory(directory) as partial:
@@ -74,15 +69,13 @@ def _write(checkpoint: Path, state: TrainingState, base: Path, directory: Path) 
     assert isinstance(model, ModelConfig)
     dtype = getattr(torch, model.dtype_on("cuda" if torch.cuda.is_available() else "cpu"))
     if not actor.lora.rank:
-        origins = training_backend(actor.backend).origins(
-            AutoConfig.from_pretrained(base), actor.sharding.tensor_parallel
-        )
+        origins = training_backend(actor.backend).origins(read_config(base), actor.sharding.tensor_parallel)
         trained = (item for name, weight in _weights(checkpoint) for item in to_transformers(name, weight, origins))
         write_language_model(base, trained, dtype, directory)
         return
     adapters = dict(_weights(checkpoint))
     scaling = actor.lora.alpha / actor.lora.rank
-    weights = dict(AutoModelForCausalLM.from_pretrained(base, dtype=dtype, use_safetensors=True).state_dict())
+    weights = dict(load_language_model(base, dtype).state_dict())
     for name in [name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")]:
         product = adapters[f"{name}.lora_B"] @ adapters[f"{name}.lora_A"]
         weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + scaling * product

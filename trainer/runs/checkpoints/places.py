@@ -8,7 +8,8 @@ from typing import TypeVar
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
 from trainer.errors import ConfigError
-from trainer.runs.checkpoints.checkpoint import CHECKPOINTS, TrainingState, last_checkpoint
+from trainer.runs.checkpoints.checkpoint import CHECKPOINTS, last_checkpoint
+from trainer.runs.checkpoints.manifest import TrainingState
 
 logger = logging.getLogger(__name__)
 

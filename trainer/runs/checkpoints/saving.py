@@ -11,7 +11,8 @@ from trainer.cluster.calls import wait
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
-from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState, checkpoint_step, last_checkpoint
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter, checkpoint_step, last_checkpoint
+from trainer.runs.checkpoints.manifest import Inputs, TrainingState
 from trainer.runs.interfaces import TrainedRole
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class Saver:
 
     Checkpoints go to the first of `run_dirs`, and to the next one after a failure there. `written` gets step and path
     of each that is complete. `write_beside` writes into a checkpoint what is not in the workers; the SHA-256 by file.
-    `flush_records` waits until the records of its steps are written: no checkpoint may stand without them.
+    `flush_records` waits until the records of its steps are written: no checkpoint may stand without them. `inputs`
+    are the files that the run started from.
     """
 
     def __init__(
@@ -67,12 +69,13 @@ class Saver:
         written: Callable[[int, Path], object] | None = None,
         write_beside: Callable[[Path], Mapping[str, str]] | None = None,
         flush_records: Callable[[], object] | None = None,
+        inputs: Callable[[], Inputs] = dict,
     ) -> None:
         self._groups = groups
         self._flush_records = flush_records
         self._write_beside = write_beside
         self._beside: Mapping[str, str] = {}
-        self._writers = [CheckpointWriter(run_dir, keep) for run_dir in run_dirs]
+        self._writers = [CheckpointWriter(run_dir, keep, inputs) for run_dir in run_dirs]
         self._place = 0
         self.pause = pause or threading.Event().wait
         self._written = written

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainer.cluster.calls import stalls_explained
-from trainer.cluster.nodes import connected
+from trainer.cluster.connection import connected
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.offline import OfflineConfig
 from trainer.config.sections.data import DataConfig
@@ -19,6 +19,7 @@ from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
 from trainer.errors import LoweredLimit
 from trainer.models.files import check_models, load_tokenizer, with_local_models
+from trainer.models.weight_files import check_weights
 from trainer.records.console import Column
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
@@ -128,6 +129,7 @@ def _train(
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     limit = config.trainer.worker_timeout
     check_models(config, settings.longest_row)
+    check_weights(config)
     tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
     data, seed = config.data, config.trainer.seed
     training = read(data.train_files, tokenizer, data, Subset.of_training(data, seed))
@@ -136,7 +138,7 @@ def _train(
     resumed = read_resumed(config, ["actor"])
     with (
         Tracker(run_dir, settings, recorded_step(settings.trainer, run_dir, resumed, again), columns) as tracker,
-        connected(),
+        connected(run_dir),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, settings, settings, config, repeat) as certificate,
     ):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from trainer.config.tree import Config, RunConfig
 from trainer.errors import LoweredLimit, MemoryFullError, RestartError
-from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.checkpoints.manifest import TrainingState
 
 logger = logging.getLogger(__name__)
 

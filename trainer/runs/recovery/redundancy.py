@@ -11,7 +11,7 @@ from trainer.cluster.calls import task, wait
 from trainer.cluster.keepers import Keeper, links, start_keepers
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import LostRankError, LoweredLimit, MemoryFullError, TrainerError, WorkerError
-from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.interfaces import TrainedRole, TrainingRole
 from trainer.runs.workers import TrainingGroups
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.errors import CertificateError
 from trainer.records.files.atomic import atomic_file
+from trainer.records.files.sealed import read_sealed, sealed
 
 CERTIFICATE = "certificate.json"
-FORMAT = 1
 # Settings of `trainer` that decide what is recorded, where and when, but not which weights are learned.
 RECORDING = {
     *("output_dir", "run_id", "resume", "spare_dir", "save_freq", "save_minutes", "keep_checkpoints"),
@@ -82,7 +82,7 @@ class Certificate(_Part):
     `checkpoints` and `models` are by step.
     """
 
-    format: int = FORMAT
+    format: Literal[2] = 2
     command: str
     run: str
     seed: int
@@ -112,26 +112,23 @@ def read_certificate(run_dir: Path) -> Certificate:
     """The certificate of a run. Raises CertificateError if it is missing or damaged."""
     file = run_dir / CERTIFICATE
     try:
-        found = Certificate.model_validate_json(file.read_bytes())
+        found = read_sealed(Certificate, file)
     except FileNotFoundError as error:
         raise CertificateError(
             f"{run_dir}: no {CERTIFICATE} there",
             hint="name the directory of a run, like runs/20260101T120000Z; the file appears in its first minutes",
         ) from error
-    except (OSError, ValidationError) as error:
-        raise CertificateError(f"{file}: damaged: {_short(error)}", hint="restore it from a copy") from error
-    if found.format != FORMAT:
+    except (OSError, ValueError) as error:
         raise CertificateError(
-            f"{file}: written in format {found.format}, this version reads {FORMAT}",
-            hint="use the version that wrote it",
-        )
+            f"{file}: damaged: {error}", hint="restore it from a copy, or use the version that wrote it"
+        ) from error
     return found
 
 
 def write_certificate(run_dir: Path, certificate: Certificate) -> None:
     """Replaces the certificate of a run. Raises OSError."""
     with atomic_file(run_dir / CERTIFICATE) as temporary:
-        temporary.write_text(certificate.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(sealed(certificate), encoding="utf-8")
 
 
 def differences(one: Certificate, other: Certificate) -> list[str]:
@@ -202,10 +199,3 @@ def _without_paths(value: object) -> object:
     if isinstance(value, list):
         return [_without_paths(own) for own in value]
     return "PATH" if isinstance(value, str) and value.startswith("/") else value
-
-
-def _short(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"

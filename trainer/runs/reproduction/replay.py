@@ -14,8 +14,8 @@ from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
-from trainer.records.files.run_files import read_lines
-from trainer.records.tracking import INTERRUPTED, METRICS
+from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
+from trainer.records.tracking import INTERRUPTED
 from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
 from trainer.runs.offline.kto import KtoConfig, train_on_labels
 from trainer.runs.offline.sft import fine_tune
@@ -202,14 +202,19 @@ def _limits(ours: Certificate, theirs: Certificate) -> Iterator[tuple[int, str]]
 def _metrics(run_dir: Path, target: Path) -> Iterator[tuple[int, str]]:
     """Each metric that differs, with its step; only steps that both recorded count, as far as neither was interrupted
     before it measured the metric."""
-    ours, theirs = ({row.get("step", 0): row for row in read_lines(own / METRICS)} for own in (run_dir, target))
+    ours, theirs = (
+        {int(row["step"]): row for row in read_records(directory / METRICS, METRICS_ROWS, logger.warning)}
+        for directory in (run_dir, target)
+    )
     for step in sorted({*ours} & {*theirs}):
         one, other = ours[step], theirs[step]
         for name in sorted({*one, *other}):
-            if name.startswith(_OF_THE_MACHINE) or name.endswith(_GPU_MEMORY) or one.get(name) == other.get(name):
+            if name.startswith(_OF_THE_MACHINE) or name.endswith(_GPU_MEMORY):
                 continue
-            if not any(_interrupted_before(name, row) for row in (one, other)):
-                yield step, f"step {step}: {name}: {one.get(name)} / {other.get(name)}"
+            values = f"{one.get(name)} / {other.get(name)}"
+            equal = str(one.get(name)) == str(other.get(name))  # unlike ==, of nan too
+            if not equal and not any(_interrupted_before(name, row) for row in (one, other)):
+                yield step, f"step {step}: {name}: {values}"
 
 
 def _interrupted_before(name: str, row: Mapping[str, float]) -> bool:

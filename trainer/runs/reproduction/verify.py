@@ -6,7 +6,8 @@ from pathlib import Path
 from trainer.errors import CertificateError, CheckpointError, DataError
 from trainer.records.files.checksums import sha256
 from trainer.records.files.run_files import read_settings
-from trainer.runs.checkpoints.checkpoint import STATE_FILE, check_whole, checkpoints
+from trainer.runs.checkpoints.checkpoint import check_whole, checkpoints
+from trainer.runs.checkpoints.manifest import STATE_FILE
 from trainer.runs.reproduction.certificate import (
     Certificate,
     Input,

@@ -15,7 +15,8 @@ from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import RunConfig
 from trainer.errors import CertificateError, CheckpointError, ConfigError, LoweredLimit
 from trainer.records.files.checksums import sha256
-from trainer.runs.checkpoints.checkpoint import STATE_FILE, checkpoint_step
+from trainer.runs.checkpoints.checkpoint import checkpoint_step
+from trainer.runs.checkpoints.manifest import STATE_FILE
 from trainer.runs.interfaces import TrainingRole
 from trainer.runs.reproduction.certificate import (
     CERTIFICATE,
@@ -138,6 +139,8 @@ class CertificateWriter:
         inputs = self._inputs()
         current = self._certificate.model_copy(update={"inputs": inputs})
         changes = [f"from step {step + 1} on: {line}" for line in differences(earlier, current)]
+        for line in changes:
+            logger.warning("the run continues with a change, %s", line)
         return {
             "inputs": inputs,
             "origin": earlier.origin,

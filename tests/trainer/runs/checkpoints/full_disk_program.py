@@ -18,7 +18,8 @@ from trainer.config.sections.roles import LoraConfig
 from trainer.config.tree import Config
 from trainer.models.export import write_language_model
 from trainer.models.lora import write_adapter
-from trainer.models.networks import PolicyNetwork, load_language_model
+from trainer.models.networks import PolicyNetwork
+from trainer.models.pretrained import load_language_model
 from trainer.models.small import save_model
 from trainer.records.files.atomic import atomic_directory
 from trainer.roles.actor import ActorWorker

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from tests.training_state import training_state
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.records.tracking import METRICS, Tracker
-from trainer.runs.checkpoints.checkpoint import TrainingState
 from trainer.runs.checkpoints.places import recorded_step, run_directory
 
-STATE = TrainingState(step=2, seed=0, sampler={}, model="", config={})
+STATE = training_state(2)
 
 
 def settings(tmp_path: Path, **given: Any) -> TrainerConfig:

@@ -12,10 +12,11 @@ from torch.testing import assert_close
 
 from tests.trainer.runs.recovery import little_memory
 from tests.trainer.whole_run import Run, Runs
+from tests.training_state import training_state
 from trainer.config.tree import Config
 from trainer.data.arithmetic import write_arithmetic
 from trainer.errors import LoweredLimit, MemoryFullError
-from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.recovery.memory import MOST_RESTARTS, all_lowered, restarted, with_limits
 from trainer.runs.reproduction.certificate import read_certificate
 from trainer.runs.reproduction.replay import compare
@@ -101,7 +102,7 @@ def test_a_resumed_run_starts_under_the_lowered_limit_unless_it_was_changed() ->
 
 
 def test_a_limit_that_the_checkpoint_knows_counts_once() -> None:
-    state = TrainingState(step=1, seed=0, sampler={}, model="", config={}, lowered=(HALVED,))
+    state = training_state(1, lowered=(HALVED,))
     assert TrainingState.model_validate_json(state.model_dump_json()) == state
     assert all_lowered(state, [HALVED, HALVED_AGAIN]) == [HALVED, HALVED_AGAIN]
     assert all_lowered(None, [HALVED]) == [HALVED]

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from tests.trainer.runs.recovery import signalled_rank
 from tests.trainer.whole_run import Runs
+from tests.training_state import training_state
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.sections.watchdogs import WatchdogsConfig
 from trainer.config.tree import Config
 from trainer.errors import LostRankError, MemoryFullError, WorkerError
-from trainer.runs.checkpoints.checkpoint import TrainingState
 from trainer.runs.ppo import Controller
 from trainer.runs.recovery import redundancy
 from trainer.runs.recovery.memory import MOST_RESTARTS, restarted
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_is_being_written_is_given_up_only_before_ranks_are_re
     monkeypatch.setattr(redundancy, "links", lambda *_: [])
     monkeypatch.setattr(redundancy, "wait", lambda *_: [])
     monkeypatch.setattr(redundancy, "ray", SimpleNamespace(nodes=lambda: []))
-    state = TrainingState(step=2, seed=0, sampler={}, model="", config={})
+    state = training_state(2)
     copies = Copies(TrainingGroups(group, critic=None, reference=None), lambda _: None, state)
     with nullcontext() if expected else pytest.raises(type(error), match=str(error)):
         assert copies.restore(error, lambda: events.append("checkpoint abandoned")) == state
@@ -116,7 +116,7 @@ def test_a_step_that_is_taken_again_after_its_weights_were_sent_is_as_old_as_bef
     run = RecoveredRun()
     run.remember()
     run.engines.version += 1
-    run.return_to(TrainingState(step=7, seed=0, sampler={}, model="", config={}))
+    run.return_to(training_state(7))
     assert run.engines.version == 7
     assert run.sent == [7]
 

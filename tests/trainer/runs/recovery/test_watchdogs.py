@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.training_state import training_state
 from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
 from trainer.config.tree import Config
+from trainer.data.dataset import PromptSampler
 from trainer.errors import WatchdogError
-from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.checkpoints.saving import ROUNDS
 from trainer.runs.ppo import Controller
 from trainer.runs.recovery.watchdogs import KINDS, Alarm, Watchdogs, most_severe
@@ -100,7 +102,7 @@ class StoppedRun(Controller):
         self.saver = SimpleNamespace(healthy=lambda: True, save=self.save)  # type: ignore[assignment]
         self.watchdogs = Watchdogs(WatchdogsConfig.model_validate({"kl": {"action": "stop"}}))
         self.after_update = {}
-        self.progress = TrainingState(step=2, seed=0, sampler={}, model="", config={})
+        self.progress = training_state(2)
         self._settled, self._unlogged = True, None
         self.saved: list[int] = []
 
@@ -129,10 +131,11 @@ class ResumableRun(Controller):
 
     def __init__(self) -> None:
         self.config = Config()
-        self._settings, self._dump, self._fingerprints, self._lowered = self.config.trainer, {}, ("", ""), ()
+        self._settings, self._dump, self._lowered = self.config.trainer, {}, ()
         self.engines = SimpleNamespace(start=lambda: None)  # type: ignore[assignment]
-        self.pipeline = SimpleNamespace(sampler_state=dict)  # type: ignore[assignment]
-        self._sampler = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
+        sampler = PromptSampler(8, 1, shuffle=False, seed=0)
+        self.pipeline = SimpleNamespace(sampler_state=sampler.state_dict)  # type: ignore[assignment]
+        self._sampler = sampler
         self.records = SimpleNamespace(truncate=lambda _: None)  # type: ignore[assignment]
         self.kl_coefficient, self.exact_matches = 0.0, []
         self.watchdogs, self.after_update = Watchdogs(self.config.watchdogs), {}

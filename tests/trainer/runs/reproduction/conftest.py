@@ -1,6 +1,5 @@
 """Certified runs: weights, checkpoints and inputs are files written by hand."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,14 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.sealing import reseal
+from tests.training_state import training_state
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.model import ModelConfig
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.records.files.checksums import sha256
-from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter
 from trainer.runs.reproduction.certificate import CERTIFICATE, Certificate, Hardware, Input, read_certificate
 from trainer.runs.reproduction.inputs import hashed_input
 from trainer.runs.reproduction.writer import CertificateWriter
@@ -55,7 +56,7 @@ def certify(run: Path, config: Config, steps: tuple[int, ...], checkpoint: Path 
 
 def write_checkpoint(run: Path, step: int, weights: dict[str, Tensor]) -> Path:
     writer = CheckpointWriter(run)
-    partial = writer.begin(TrainingState(step=step, seed=0, sampler={}, model="", config={}))
+    partial = writer.begin(training_state(step))
     state = {"network": weights, "optimizer": {"state": torch.zeros(3)}}
     distributed_checkpoint.save(state, checkpoint_id=partial / "actor", no_dist=True)
     files = list((partial / "actor").iterdir())
@@ -79,8 +80,7 @@ def flip_last_byte(file: Path) -> None:
 
 
 def edited(run: Path, /, **entries: Any) -> None:
-    content = json.loads((run / CERTIFICATE).read_text())
-    (run / CERTIFICATE).write_text(json.dumps(content | entries))
+    reseal(run / CERTIFICATE, lambda content: content.update(entries))
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ def test_a_resumed_run_continues_its_certificate(run: Path, tmp_path: Path) -> N
     assert resumed.origin is None
 
 
-def test_what_changed_when_a_run_was_resumed_is_recorded_and_no_longer_repeatable(run: Path, tmp_path: Path) -> None:
+def test_what_changed_when_a_run_was_resumed_is_said_and_recorded_and_no_longer_repeatable(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     flip_last_byte(tmp_path / "data.jsonl")
     config = settings(tmp_path, seed=3)
     certificate = certify(run, config, steps=(3,), checkpoint=run / "checkpoints" / "step_000001")
@@ -30,6 +32,7 @@ def test_what_changed_when_a_run_was_resumed_is_recorded_and_no_longer_repeatabl
         f"from step 2 on: data.train_files.0: {tmp_path}/data.jsonl changed (SHA-256)",
         "from step 2 on: trainer.seed: 0 / 3",
     ]
+    assert "the run continues with a change, from step 2 on: trainer.seed: 0 / 3" in caplog.text
     with pytest.raises(ConfigError, match=r"from step 2 on: trainer\.seed: 0 / 3"):
         replay(run)
 

@@ -1,0 +1,40 @@
+"""Work in threads of which none can keep a process from going on or from ending."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+def in_background(work: Callable[[], R], name: str) -> Future[R]:
+    """The result of `work`, which a thread of that name computes. The process may end before it."""
+    result: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return result
+
+
+def ended_within(seconds: float, work: Callable[[], object], left: str) -> bool:
+    """Whether `work` ends within this time. If not, it goes on, and the log says what is `left` undone.
+
+    Raises what `work` raises.
+    """
+    result = in_background(work, left)
+    if not wait([result], seconds).done:
+        logger.error("%s: not done after %g s, and left", left, seconds)
+        return False
+    result.result()
+    return True
