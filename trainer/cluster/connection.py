@@ -24,7 +24,7 @@ from trainer.errors import TrainerError, WorkerError
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_SECONDS = 60.0
+SHUTDOWN_SECONDS = 20.0
 REMOVAL_SECONDS = 30.0
 LOGS = "ray-logs"
 """The folder in the directory of a failed run that gets Ray's logs."""
@@ -48,7 +48,7 @@ def connected(run_dir: Path | None = None) -> Iterator[None]:
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "10000")
     address = os.environ.get("RAY_ADDRESS") or read_ray_address()
     with ExitStack() as stack:
-        if address:
+        if address and address != "local":
             stack.callback(disconnect)
             _start(address)
         else:

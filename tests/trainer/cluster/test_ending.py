@@ -12,7 +12,7 @@ PROGRAM = """
 import os, signal, sys
 import ray
 from trainer.cluster.ending import leave
-from trainer.cluster.nodes import connected
+from trainer.cluster.connection import connected
 from trainer.errors import WorkerError
 
 with connected():
@@ -24,7 +24,7 @@ print("disconnected", flush=True)
 if sys.argv[1:]:
     try:
         with connected():
-            pass
+            print("connected again", flush=True)
     except WorkerError as error:
         print(error, flush=True)
 leave(3)
@@ -46,7 +46,8 @@ def test_a_stopped_ray_does_not_hold_the_end_up(name: str) -> None:
     status, output = run(name)
     assert status == 3
     assert "Ray does not answer: this process ends without disconnecting from it" in output
-    assert "Ray did not answer when this run disconnected from it" in output
+    # What hangs ends with its killed cluster, or keeps a later connection out.
+    assert "connected again" in output or "Ray did not answer when this run disconnected from it" in output
 
 
 def test_the_end_is_the_usual_one_with_a_ray_that_answers() -> None:

@@ -23,8 +23,9 @@ from trainer.models.pretrained import load_language_model
 from trainer.models.small import save_model
 from trainer.records.files.atomic import atomic_directory
 from trainer.roles.actor import ActorWorker
-from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState, fingerprint
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter, hashed_inputs
 from trainer.runs.checkpoints.export import export_checkpoint
+from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.ranks.process_group import join, open_store
 from trainer.training.ranks.sharded_state import ShardedState
@@ -55,9 +56,10 @@ def saved(state: ShardedState, directory: Path) -> object:
 
 def checkpoint(state: ShardedState, run_dir: Path, source: Path) -> Path:
     """A whole checkpoint of a run."""
-    writer = CheckpointWriter(run_dir, None)
+    writer = CheckpointWriter(run_dir, None, lambda: hashed_inputs({"model.path": source}))
+    state_of_run = {"step": 1, "seed": 0, "sampler": {"epoch": 0, "position": 0, "size": 8, "seed": 0}}
     config = {"model": {"path": str(source)}}
-    partial = writer.begin(TrainingState(step=1, seed=0, sampler={}, model=fingerprint(source), config=config))
+    partial = writer.begin(TrainingState.model_validate({**state_of_run, "config": config}))
     saved(state, partial / "actor")
     return writer.complete({})
 
