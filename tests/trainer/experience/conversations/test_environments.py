@@ -16,15 +16,16 @@ from tests.trainer.experience.conversations.scripted_policy import pieces
 from trainer.algorithms.losses.kl import kl_estimate
 from trainer.algorithms.returns import generalized_advantages
 from trainer.algorithms.token_rewards import token_rewards
+from trainer.config.custom_code import CustomCode
 from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt
-from trainer.errors import DataError, RewardError
+from trainer.errors import ConfigError, DataError, RewardError
 from trainer.experience.conversations.calls import Failure, call_each
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.environment import MessageTokens
+from trainer.experience.environment import MessageTokens, environment_class
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model
@@ -264,6 +265,21 @@ def test_an_environment_that_fails_costs_one_conversation(
 def test_a_score_that_is_not_a_number_ends_the_run(tokenizer: Any, worlds: Path) -> None:
     with pytest.raises(RewardError, match="returned nan"):
         converse(tokenizer, ["a"], worlds, "Nonsense")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def __init__(self, prompt): ...", "missing a required argument: 'prompt'"),
+        ("def reset(self, prompt): ...", "Game.reset.* too many positional arguments"),
+        ("def reset(self, prompt, seed): ...\n    def step(self): ...", "Game.step.* too many positional arguments"),
+    ],
+)
+def test_an_environment_that_cannot_be_called_is_refused(tmp_path: Path, source: str, words: str) -> None:
+    file = tmp_path / "game.py"
+    file.write_text(f"class Game:\n    {source}\n")
+    with pytest.raises(ConfigError, match=f"rollout.environment: {words}|rollout.environment: Game.*{words}"):
+        environment_class(CustomCode(path=file, name="Game"))
 
 
 def test_hanging_calls_delay_the_batch_by_no_more_than_their_timeout() -> None:
