@@ -22,7 +22,9 @@ import entrypoints.cli
 import entrypoints.errors
 import trainer.cli
 import trainer.errors
-from trainer.config.tree import Config
+from trainer.config.tree import RunConfig
+from trainer.config.trees import TREES
+from trainer.config.warm_start import WarmStartConfig
 from trainer.records.metrics import METRICS
 
 HERE = Path(__file__).resolve().parent
@@ -145,14 +147,21 @@ def settings_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str,
 def settings() -> str:
     parts = [
         f"# Settings\n\n{MADE}\n`python -m trainer config NAME` prints the same. Write settings as `KEY=VALUE` on the "
-        "command line or as\nYAML in a file for `--config`; later beats earlier.\n"
+        "command line or as\nYAML in a file for `--config`; later beats earlier. `trainer dpo`, `kto` and `sft` read "
+        "`model`, `trainer`, `data`,\n`actor` and their own section.\n"
     ]
-    for name, field in Config.model_fields.items():
-        section = field.annotation
-        assert isinstance(section, type)
-        assert issubclass(section, BaseModel)
-        rows = settings_of(section, f"{name}.")
-        parts.append(f"\n## {name}\n\n" + table("setting", "values", "default", "meaning", rows=rows))
+    written: set[str] = set()
+    for tree in TREES.values():
+        for name in tree.model_fields if issubclass(tree, RunConfig) else ():
+            section = tree.model_fields[name].annotation
+            assert isinstance(section, type)
+            assert issubclass(section, BaseModel)
+            if name not in written:
+                rows = settings_of(section, f"{name}.")
+                parts.append(f"\n## {name}\n\n" + table("setting", "values", "default", "meaning", rows=rows))
+            written.add(name)
+    parts.append("\n## A warm start: `trainer sft` without `model.path`\n\n")
+    parts.append(table("setting", "values", "default", "meaning", rows=settings_of(WarmStartConfig, "")))
     return "".join(parts)
 
 

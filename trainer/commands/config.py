@@ -16,22 +16,21 @@ def config(
     check: Annotated[
         bool, typer.Option("--check", help="Print the resolved settings even if only names are given.")
     ] = False,
-    fields: Annotated[bool, typer.Option("--fields", help="Explain every setting.")] = False,
+    fields: Annotated[bool, typer.Option("--fields", help="Explain every setting of every command.")] = False,
     config_name: ConfigName = None,
     config_path: ConfigPath = None,
 ) -> None:
     """Explain settings, or check them without starting anything.
 
-    `config actor.clip_ratio` explains a setting, and `config actor` a section. `config KEY=VALUE…` checks settings as
-    `train` would, and prints the resolved settings as JSON.
+    `config actor.clip_ratio` explains a setting, and `config dpo` a section, of any command. `config KEY=VALUE…` checks
+    settings as `train` would, and prints the resolved settings as JSON.
     """
-    from trainer.config.overrides import explain_settings
-    from trainer.config.tree import Config
+    from trainer.config.overrides import every_section, explain_settings
 
     arguments = overrides or []
     names = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
     if fields:
-        names = list(Config.model_fields)
+        names = every_section()
     if names:
         emit("\n".join(explain_settings(names)))
     given = [argument for argument in arguments if argument not in names]

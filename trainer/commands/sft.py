@@ -28,6 +28,7 @@ def sft(
         emit_result(write_report(fine_tune(settings)))
         return
     from trainer.config.overrides import parse_overrides
-    from trainer.runs.offline.warm_start import WarmStartConfig, make_warm_start
+    from trainer.config.warm_start import WarmStartConfig
+    from trainer.runs.offline.warm_start import make_warm_start
 
     emit_result(make_warm_start(parse_overrides(overrides or [], WarmStartConfig)).output)

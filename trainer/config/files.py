@@ -1,5 +1,6 @@
 """Settings in YAML: the user's files, and the presets in `trainer/config/presets/`."""
 
+import difflib
 import os
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -37,7 +38,9 @@ def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
     preset, path = PRESETS / f"{name}.yaml", Path(name)
     if name in preset_names():
         path = preset
+    near = difflib.get_close_matches(name, preset_names(), n=1)
     hint = f"give a YAML file or one of the presets {', '.join(preset_names())}"
+    hint = f"did you mean {near[0]}? {hint}" if near else hint
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: neither this name nor this content is text

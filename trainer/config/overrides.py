@@ -13,9 +13,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from trainer.compat.hydra import flattened, interpolated, read_value, remove
-from trainer.compat.verl.translate import Dialect, translate
+from trainer.compat.verl.translate import translate
 from trainer.config.files import read_settings
+from trainer.config.nearest import nearest
 from trainer.config.tree import Config, RunConfig
+from trainer.config.trees import TREES
 from trainer.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -84,9 +86,8 @@ def load_config(
     """
     given = given_settings(files, arguments, model)
     known = [setting.key for setting in settings(model)]
-    suggestions = _suggestions(known, model.dialect)
-    translated, notes = translate(given, known, lambda key: _nearest(key, suggestions), model.dialect)
-    config = build(model, translated, suggestions)
+    translated, notes = translate(given, known, lambda key: _hint(key, model), model.dialect)
+    config = _build(model, translated)
     return config, [*notes, *config.notes]
 
 
@@ -95,7 +96,6 @@ def given_settings(files: Sequence[str], arguments: Sequence[str], model: type[R
     defaults = {setting.key: setting.default for setting in settings(model)}
     known = list(defaults)
     mappings = [setting.key for setting in settings(model) if setting.is_mapping]
-    suggestions = _suggestions(known, model.dialect)
     given: dict[str, Any] = {}
     for file in files:
         _add(given, read_settings(file, mappings))
@@ -103,17 +103,13 @@ def given_settings(files: Sequence[str], arguments: Sequence[str], model: type[R
         if argument.startswith("~"):
             remove(argument[1:].partition("=")[0], given)
         else:
-            key, value = split_argument(argument, suggestions)
+            key, value = _split(argument, model)
             parent = next((mapping for mapping in mappings if key.startswith(f"{mapping}.")), None)
             if parent is not None:
                 key, value = parent, {**given.get(parent, {}), key.removeprefix(f"{parent}."): value}
             _add(given, flattened(key, value, known))
     everything = ChainMap(given, dict(model.dialect.defaults), defaults)
     return {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
-
-
-def _suggestions(known: Sequence[str], dialect: Dialect) -> list[str]:
-    return [*known, *(key for key in dialect.rules if "*" not in key), *dialect.defaults]
 
 
 def _add(given: dict[str, Any], source: Mapping[str, Any]) -> None:
@@ -133,29 +129,27 @@ def parse_overrides(
     ConfigError for an argument without `=`, an unknown key (the hint names the nearest one) and a value of the wrong
     type.
     """
-    known = [setting.key for setting in settings(model)]
     given: dict[str, Any] = {}
     for file in files:
         given |= read_settings(file)
-    return build(model, given | dict(split_argument(argument, known) for argument in arguments), known)
+    return _build(model, given | dict(_split(argument, model) for argument in arguments))
 
 
-def split_argument(argument: str, known: Sequence[str]) -> tuple[str, Any]:
+def _split(argument: str, model: type[BaseModel]) -> tuple[str, Any]:
     """Key and value of `KEY=VALUE`, without Hydra's plus signs. See `read_value` for the types of values."""
     key, separator, text = argument.partition("=")
     if not separator:
-        raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=_nearest(key, known))
+        raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=_hint(key, model))
     return key.lstrip("+"), read_value(argument, text)
 
 
-def build(model: type[Settings], given: Mapping[str, Any], suggestions: Sequence[str]) -> Settings:
-    """A config from values by dotted key. The hint for an unknown key names the nearest suggestion. Raises
-    ConfigError."""
+def _build(model: type[Settings], given: Mapping[str, Any]) -> Settings:
+    """A config from values by dotted key. Raises ConfigError."""
     known = {setting.key: setting for setting in settings(model)}
     tree: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
-            raise ConfigError(f"{key}: there is no such setting", hint=_nearest(key, suggestions))
+            raise ConfigError(f"{key}: there is no such setting", hint=_hint(key, model))
         *path, leaf = key.split(".")
         branch = tree
         for part in path:
@@ -167,30 +161,67 @@ def build(model: type[Settings], given: Mapping[str, Any], suggestions: Sequence
         raise ConfigError(*_explain(error, given, known)) from error
 
 
-def explain_settings(names: Sequence[str], model: type[RunConfig] = Config) -> list[str]:
-    """A paragraph per setting, for names of settings or sections: default, type and description.
+def explain_settings(names: Sequence[str]) -> list[str]:
+    """A paragraph per setting of any command, for names of settings or sections: default, type and description.
 
     Raises ConfigError for an unknown name, and for one of verl's.
     """
-    known = {setting.key: setting for setting in settings(model)}
-    theirs = _suggestions([], model.dialect)
     paragraphs = []
     for name in names:
-        keys = _below(name, known)
-        if not keys and _below(name, theirs):
+        found = _explained(name)
+        if not found and any(_below(name, _of_verl(tree)) for tree in TREES.values()):
             raise ConfigError(
                 f"{name} is verl's, and only settings of this trainer are explained",
                 hint="give it a value, KEY=VALUE without blanks, to see what it means here",
             )
-        if not keys:
-            raise ConfigError(f"{name}: there is no such setting", hint=_nearest(name, list(known)))
-        paragraphs += [known[key].paragraph() for key in keys]
+        if not found:
+            known = _commands()
+            sections = {key.rpartition(".")[0] for key in known} - {"", name.rpartition(".")[0]}
+            near = _nearest(name, dict.fromkeys(known, 0.0), dict.fromkeys(sorted(sections), 0.01))
+            hint = f"did you mean {' or '.join(near)}?" if near else "`--fields` explains every setting"
+            raise ConfigError(f"{name}: there is no such setting", hint=hint)
+        paragraphs += found
     return paragraphs
+
+
+def every_section() -> list[str]:
+    """The names under which `explain_settings` explains all settings: sections, and settings without one."""
+    return list(dict.fromkeys(name for tree in TREES.values() for name in tree.model_fields))
+
+
+def _explained(name: str) -> list[str]:
+    """The paragraphs of a setting or section, from the first command that has it."""
+    for command, tree in TREES.items():
+        found = [setting for setting in settings(tree) if _is_below(name, setting.key)]
+        if found:
+            elsewhere = [key for key in _commands() if key.endswith(f".{name}")]
+            end = f"\n    a setting of {command}" + (f"; elsewhere {', '.join(elsewhere)}" if elsewhere else "")
+            return [setting.paragraph() + ("" if tree is Config else end) for setting in found]
+    return []
+
+
+def _commands() -> dict[str, str]:
+    """The first command that has a setting, by the setting's key."""
+    found: dict[str, str] = {}
+    for command, tree in TREES.items():
+        found |= {setting.key: command for setting in settings(tree) if setting.key not in found}
+    return found
+
+
+def _of_verl(model: type[BaseModel]) -> list[str]:
+    """verl's keys that a command takes."""
+    if not issubclass(model, RunConfig):
+        return []
+    return [*(key for key in model.dialect.rules if "*" not in key), *model.dialect.defaults]
 
 
 def _below(name: str, keys: Iterable[str]) -> list[str]:
     """The setting of this name, or those of the section."""
-    return [key for key in keys if key == name or key.startswith(f"{name}.")]
+    return [key for key in keys if _is_below(name, key)]
+
+
+def _is_below(name: str, key: str) -> bool:
+    return key == name or key.startswith(f"{name}.")
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
@@ -257,19 +288,28 @@ def _shown(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 
-def _nearest(key: str, known: Sequence[str]) -> str:
+def _hint(key: str, model: type[BaseModel]) -> str:
+    """What a key may mean that a command does not know."""
     key = key.lstrip("-+").replace("-", "_")
-    section = [name for name in known if name.startswith(f"{key}.")]
-    if section:
+    own = [setting.key for setting in settings(model)]
+    section = _below(key, own)
+    if section and key not in own:
         return f"{key} is a section; its settings are {', '.join(section)}"
-    # The right name in the wrong section is nearer than a similar key.
-    leaf = key.rpartition(".")[2]
-    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    near = [key] if key in known else same_leaf[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.7)
-    if not near:
-        leaves = {name.rpartition(".")[2]: name for name in known}
-        near = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
-    return f"did you mean {near[0]}=VALUE?" if near else "`python -m trainer config SECTION` explains settings"
+    commands, theirs = _commands(), _of_verl(model)
+    if "." in key and key in commands and key not in own:
+        return f"it is a setting of {commands[key]}"
+    found = _nearest(key, dict.fromkeys(own, 0.0), dict.fromkeys([*theirs, *commands], 0.03))
+    if not found:
+        return "`python -m trainer config SECTION` explains settings"
+    elsewhere = {*commands} - {*own, *theirs}
+    meant = [f"{name}, a setting of {commands[name]}" if name in elsewhere else f"{name}=VALUE" for name in found]
+    return f"did you mean {' or '.join(meant)}?"
+
+
+def _nearest(key: str, *handicaps: Mapping[str, float]) -> list[str]:
+    """The nearest names; of a name that is given twice, the first handicap counts."""
+    chained = ChainMap(*map(dict, handicaps))
+    return nearest(key, chained, chained.values())
 
 
 def _explain(error: ValidationError, given: Mapping[str, Any], known: Mapping[str, SettingHelp]) -> tuple[str, str]:

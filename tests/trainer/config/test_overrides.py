@@ -2,9 +2,13 @@ from pathlib import Path
 
 import pytest
 
+from trainer.config.dpo import DpoConfig
 from trainer.config.files import PRESETS, preset_names
+from trainer.config.kto import KtoConfig
 from trainer.config.overrides import explain_settings, load_config, parse_overrides, settings
-from trainer.config.tree import Config
+from trainer.config.sft import SftConfig
+from trainer.config.tree import Config, RunConfig
+from trainer.config.warm_start import WarmStartConfig
 from trainer.errors import ConfigError
 
 
@@ -223,12 +227,68 @@ def test_a_blank_before_an_equals_sign_is_named_for_verl_s_settings_as_well() ->
     assert caught.value.hint == "did you mean actor_rollout_ref.actor.optim.lr=VALUE?"
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("actor.lr", "did you mean actor.learning_rate?"),
+        ("actr", "did you mean actor?"),
+        ("lr", "did you mean actor.learning_rate or critic.learning_rate or learning_rate?"),
+        ("actor.optimiser", "did you mean actor.optimizer?"),
+        ("lora.rank", "did you mean actor.lora.rank or critic.lora.rank?"),
+        ("rollout.temprature", "did you mean rollout.temperature?"),
+        ("algorithm.kl", "did you mean algorithm.kl_coefficient or algorithm.kl_estimator or algorithm.kl_control?"),
+        ("data.length", "did you mean data.max_prompt_length or data.max_response_length?"),
+        ("dpo.bta", "did you mean dpo.beta?"),
+        ("beta", "did you mean dpo.beta or kto.beta?"),
+        ("sft.max_lenght", "did you mean sft.max_length?"),
+    ],
+)
+def test_the_nearest_settings_and_sections_of_any_command_are_suggested(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        explain_settings([name])
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("model", "argument", "hint"),
+    [
+        (Config, "actor.lr=1", "did you mean actor.learning_rate=VALUE?"),
+        (Config, "dpo.beta=1", "it is a setting of `python -m trainer dpo`"),
+        (Config, "dpo.bta=1", "did you mean dpo.beta, a setting of `python -m trainer dpo`?"),
+        (Config, "actor_rollout_ref.actor.optim.lrr=1", "did you mean actor_rollout_ref.actor.optim.lr=VALUE?"),
+        (DpoConfig, "rollout.temperature=1", "it is a setting of `python -m trainer train`"),
+        (Config, "seed=1", "did you mean trainer.seed=VALUE?"),
+        (KtoConfig, "dpo.beta=1", "it is a setting of `python -m trainer dpo`"),
+        (SftConfig, "data.max_lenght=1", "did you mean data.max_length=VALUE?"),
+        (WarmStartConfig, "stepz=1", "did you mean steps=VALUE?"),
+    ],
+)
+def test_an_unknown_setting_of_a_command_may_be_one_of_another(
+    model: type[RunConfig], argument: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], [argument], model) if model in (Config, SftConfig) else parse_overrides([argument], model)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("name", ["dpo", "dpo.beta", "kto.undesirable_weight", "sft.max_length", "steps"])
+def test_settings_of_other_commands_are_explained(name: str) -> None:
+    paragraphs = explain_settings([name])
+    assert all(paragraph.startswith(name) for paragraph in paragraphs)
+    assert "a setting of `python -m trainer " in paragraphs[0]
+
+
+def test_a_preset_with_a_typing_error_is_suggested() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(["grp"], [])
+    assert caught.value.hint.startswith("did you mean grpo?")
+
+
 @pytest.mark.parametrize("name", ["actor_rollout_ref.optim.lrr", "1e-6", "anything"])
 def test_only_near_matches_are_suggested(name: str) -> None:
-    for explain in (explain_settings, parse_overrides):
-        with pytest.raises(ConfigError) as caught:
-            explain([name])
-        assert "did you mean" not in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        explain_settings([name])
+    assert "did you mean" not in caught.value.hint
 
 
 def test_every_setting_has_a_description() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.trainer.planning.sizes import write_sizes
 from trainer.cluster.nodes import ClusterNode, Slot
+from trainer.config.dpo import DpoConfig
 from trainer.config.overrides import load_config, parse_overrides
 from trainer.config.tree import Config
 from trainer.planning.memory import tight
 from trainer.planning.placement import roles_of
 from trainer.planning.plan import plan_of
-from trainer.runs.offline.dpo import DpoConfig
 
 RECIPES = Path(__file__).parents[3] / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))

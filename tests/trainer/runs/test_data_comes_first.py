@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from trainer.config.dpo import DpoConfig
 from trainer.config.tree import Config
 from trainer.data.arithmetic import write_arithmetic, write_preferences
 from trainer.data.formats.schema import write_table
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
+from trainer.runs.offline.dpo import train_on_preferences
 from trainer.runs.ppo import train
 
 DATASET = """

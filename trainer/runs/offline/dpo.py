@@ -7,17 +7,10 @@ A step is a step of policy optimisation whose advantages say how strongly each r
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-from pydantic import Field, model_validator
-from torch import Tensor
+from typing import Any
 
 from trainer.algorithms.preferences.dpo import preference_advantages, preference_pairs
-from trainer.algorithms.registry import PREFERENCE_LOSSES
-from trainer.algorithms.rows import Pairs
-from trainer.config.offline import OfflineConfig
-from trainer.config.section import Section, with_parameters
-from trainer.config.sections.optimization import check_read
+from trainer.config.dpo import DpoConfig, DpoSettings
 from trainer.data.batches.batch import Batch
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.records.console import Column
@@ -31,39 +24,6 @@ COLUMNS = (
     Column("validation/preference_accuracy", "held-out accuracy", ".1%"),
     Column("time/step", "seconds", ".1f"),
 )
-
-
-if TYPE_CHECKING:
-    PreferenceLossName = str
-else:
-    PreferenceLossName = Literal[tuple(PREFERENCE_LOSSES)]
-
-
-@partial(with_parameters, tables=(PREFERENCE_LOSSES,))
-class DpoSettings(Section):
-    loss: PreferenceLossName = Field(
-        "sigmoid", description="loss of a pair: trainer/algorithms/preference_losses/; sigmoid is DPO's own"
-    )
-    beta: float = Field(0.1, gt=0, description="how strongly the policy is held to the reference")
-
-    @model_validator(mode="after")
-    def _every_setting_is_read(self) -> Self:
-        check_read(self, "loss", PREFERENCE_LOSSES)
-        return self
-
-    def losses(self, pairs: Pairs) -> Tensor:
-        """The loss of each pair, [pairs]."""
-        row = PREFERENCE_LOSSES[self.loss]
-        return row.loss(pairs, self.beta, **row.values(self))
-
-
-class DpoConfig(OfflineConfig):
-    """Settings of a DPO run: `data.train_batch_size` counts pairs; of `actor.*` what concerns optimizer and memory."""
-
-    method = "DPO"
-    command = "dpo"
-    responses_per_example = 2
-    dpo: DpoSettings = DpoSettings()
 
 
 def train_on_preferences(settings: DpoConfig, repeat: Repeat | None = None) -> Path:

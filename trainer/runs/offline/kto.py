@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
-from torch import Tensor
 
 from trainer.algorithms.preferences.dpo import log_ratios
 from trainer.algorithms.preferences.kto import estimated_kl, mismatched, unpaired_advantages
 from trainer.algorithms.registry import UNPAIRED_LOSSES
 from trainer.algorithms.rows import Labelled
-from trainer.config.offline import OfflineConfig
-from trainer.config.section import Section
+from trainer.config.kto import KtoConfig, KtoSettings
 from trainer.data.batches.batch import Batch
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.records.console import Column
@@ -32,41 +29,6 @@ COLUMNS = (
     Column("validation/kto_margin", "held-out margin", ".3f"),
     Column("time/step", "seconds", ".1f"),
 )
-
-
-if TYPE_CHECKING:
-    UnpairedLossName = str
-else:
-    UnpairedLossName = Literal[tuple(UNPAIRED_LOSSES)]
-
-
-class KtoSettings(Section):
-    loss: UnpairedLossName = Field("kto", description="loss of a response: trainer/algorithms/unpaired_losses/")
-    beta: float = Field(0.1, gt=0, description="how strongly the policy is held to the reference")
-    desirable_weight: float = Field(1.0, ge=0, description="weight of the losses of desirable responses")
-    undesirable_weight: float = Field(1.0, ge=0, description="weight of the losses of undesirable responses")
-
-    def losses(self, responses: Labelled) -> Tensor:
-        """The weighted loss of each response, [rows]."""
-        weights = torch.where(responses.desirable, self.desirable_weight, self.undesirable_weight)
-        return weights * UNPAIRED_LOSSES[self.loss].loss(responses, self.beta)
-
-
-class KtoConfig(OfflineConfig):
-    """Settings of a KTO run: `data.train_batch_size` counts responses; of `actor.*` what concerns optimizer, memory."""
-
-    method = "KTO"
-    command = "kto"
-    kto: KtoSettings = KtoSettings()
-
-    @model_validator(mode="after")
-    def _prompts_can_be_mismatched(self) -> Self:
-        if UNPAIRED_LOSSES[self.kto.loss].needs_kl and self.data.train_batch_size < 2:
-            raise ValueError(
-                f"kto.loss={self.kto.loss} pairs each prompt with the response to another one: "
-                "set data.train_batch_size to 2 or more"
-            )
-        return self
 
 
 def train_on_labels(settings: KtoConfig, repeat: Repeat | None = None) -> Path:

@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainer.config.dpo import DpoConfig
+from trainer.config.kto import KtoConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
@@ -16,8 +18,8 @@ from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
 from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
 from trainer.records.tracking import INTERRUPTED
-from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
-from trainer.runs.offline.kto import KtoConfig, train_on_labels
+from trainer.runs.offline.dpo import train_on_preferences
+from trainer.runs.offline.kto import train_on_labels
 from trainer.runs.offline.sft import fine_tune
 from trainer.runs.ppo import train
 from trainer.runs.reproduction.certificate import Certificate, Input, differences, read_certificate

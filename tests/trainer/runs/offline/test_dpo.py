@@ -20,6 +20,8 @@ from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.policy_losses.ppo import ppo
 from trainer.algorithms.preferences.dpo import preference_advantages, preference_pairs
 from trainer.algorithms.registry import PREFERENCE_LOSSES
+from trainer.config.dpo import DpoConfig, DpoSettings
+from trainer.config.kto import KtoConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.sections.data import DataConfig
 from trainer.data.arithmetic import write_preferences
@@ -28,8 +30,7 @@ from trainer.data.preferences import read_pairs
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import build_tokenizer
 from trainer.rewards.rules.gsm8k import gsm8k
-from trainer.runs.offline.dpo import DpoConfig, DpoSettings, pair_batch
-from trainer.runs.offline.kto import KtoConfig
+from trainer.runs.offline.dpo import pair_batch
 from trainer.runs.offline.sft import SftConfig
 
 

@@ -19,13 +19,14 @@ from trainer.algorithms.preferences.dpo import log_ratios
 from trainer.algorithms.preferences.kto import estimated_kl, mismatched, unpaired_advantages
 from trainer.algorithms.registry import UNPAIRED_LOSSES
 from trainer.algorithms.rows import Labelled
+from trainer.config.kto import KtoConfig, KtoSettings
 from trainer.config.sections.data import DataConfig
 from trainer.data.arithmetic import write_preferences
 from trainer.data.formats.files import read_rows
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
-from trainer.runs.offline.kto import KtoConfig, KtoSettings, reward_means
+from trainer.runs.offline.kto import reward_means
 
 DESIRABLE = torch.tensor([True, False, True, False, False, True])
 

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.config.warm_start import WarmStartConfig
 from trainer.data.arithmetic import write_arithmetic
 from trainer.errors import DataError
 from trainer.models.small import ModelShape, build_tokenizer, create_model
-from trainer.runs.offline.warm_start import Exercise, WarmStartConfig, answer_loss, make_warm_start
+from trainer.runs.offline.warm_start import Exercise, answer_loss, make_warm_start
 
 EXAMPLES = [Exercise([5, 6, 7], [8, 1], "8"), Exercise([5, 6], [8, 9, 1], "89")]
 
