@@ -30,6 +30,9 @@ def test_a_warm_started_model_loads_in_transformers(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("7 + 5")
 
 
+RUN_COMMANDS = ("report", "top", "samples", "export", "verify", "replay")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -37,8 +40,9 @@ def test_a_warm_started_model_loads_in_transformers(tmp_path: Path) -> None:
         (["train", "model.path=nowhere"], 3, "nowhere"),
         (["sft"], 3, "data/demonstrations.parquet: no such file"),
         (["data", "gsm8k", "--input", "nowhere.parquet"], 3, "nowhere.parquet: no such file"),
-        (["report", "nowhere"], 3, "no metrics.jsonl there"),
-        (["report", "nowhere", "there", "--curve", "curve.png"], 2, "--curve shows one run"),
+        *(([command, "runs/nope"], 3, "runs/nope: no such run") for command in RUN_COMMANDS),
+        (["train", "model.path=m", "trainer.resume=/nope"], 2, "trainer.resume=/nope: no such directory"),
+        (["dpo", "model.path=m", "trainer.resume=/nope"], 2, "trainer.resume=/nope: no such directory"),
         (["nothing"], 2, "No such command"),
     ],
 )
@@ -50,6 +54,22 @@ def test_bad_input_is_one_message_with_its_own_exit_code(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_does_not_exist_is_named_with_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "first" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for name, words in (
+        ("runs/frist", "hint: did you mean runs/first?"),
+        ("runs/nope", "hint: name the directory of a run; runs has first"),
+        ("model", "error: model: not the directory of a run"),
+    ):
+        assert words in trainer("samples", name, cwd=tmp_path).stderr
+    resumed = trainer("train", "model.path=model", "trainer.resume=runs/first", cwd=tmp_path)
+    assert "trainer.resume=auto trainer.run_id=first" in resumed.stderr
+    curve = trainer("report", "runs/first", "runs/first", "--curve", "curve.png", cwd=tmp_path)
+    assert (curve.returncode, "--curve shows one run" in curve.stderr) == (2, True)
 
 
 def test_config_prints_the_resolved_tree(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
+from trainer.commands.options import existing_runs
 from trainer.commands.output import emit
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, like runs/20260101T120000Z.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, like runs/20260101T120000Z.", callback=existing_runs)
+    ],
     output: Annotated[Path, typer.Option(help="Page that compares several runs.")] = Path("comparison.html"),
     curve: Annotated[
         Path | None, typer.Option(help="Picture of the learning curve of one run: .png, .svg or .pdf.")

@@ -128,6 +128,8 @@ def check_models(config: Config, longest: str | None = None) -> None:
         _check_positions(config, teacher)
     critic = config.critic.path
     if config.needs_critic:
+        if critic is not None:
+            _vocabulary_size(critic, "critic.path")
         _check_backend("critic", config.critic, critic or actor)
     if not config.needs_critic or critic is None:
         return

@@ -54,6 +54,7 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
 
     Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
     """
+    config.trainer.check_resume()
     run_dir = run_directory(config.trainer)
     local = with_local_models(config)
     check_models(local)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config.section import AbsolutePath, Section
+from trainer.errors import ConfigError
 from trainer.rows import Row, find_rows
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ else:
 
 
 SAVE_MINUTES = 15.0  # between checkpoints, if nothing else is set
+_SHOWN = 5  # names of directories in an error
 
 
 class ProfilerConfig(Section):
@@ -154,6 +156,25 @@ class TrainerConfig(Section):
     def checkpoint(self) -> Path | None:
         """The checkpoint to continue from, if `resume` names one."""
         return None if self.resume == "auto" else self.resume
+
+    def check_resume(self) -> None:
+        """Raises ConfigError if `resume` names a directory that does not exist, or that of a run."""
+        if self.checkpoint is None:
+            return
+        if (self.checkpoint / "checkpoints").is_dir():
+            raise ConfigError(
+                f"trainer.resume={self.checkpoint}: the directory of a run, not a checkpoint",
+                hint=f"set trainer.resume=auto trainer.run_id={self.checkpoint.name}, or name one of its checkpoints",
+            )
+        if self.checkpoint.is_dir():
+            return
+        parent = next(folder for folder in self.checkpoint.parents if folder.is_dir())
+        beside = sorted(path.name for path in parent.iterdir() if path.is_dir())[-_SHOWN:]
+        raise ConfigError(
+            f"trainer.resume={self.checkpoint}: no such directory",
+            hint="name a checkpoint, like runs/ID/checkpoints/step_000010"
+            + (f"; {parent} has {', '.join(beside)}" if beside and parent != Path("/") else ""),
+        )
 
     @property
     def minutes_between_saves(self) -> float:

@@ -110,6 +110,7 @@ def train_offline(
     Raises TrainerError.
     """
     check_files(settings.data, ["train_files", "validation_files"] if validates else ["train_files"])
+    settings.trainer.check_resume()
     run_dir = run_directory(settings.trainer)
     with RunOwner(run_dir) as owner, stalls_explained(settings.trainer, run_dir):
         return restarted(settings, run_dir, partial(_train, columns, read, open_run, run_dir, owner, repeat))
