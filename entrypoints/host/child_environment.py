@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -74,15 +75,32 @@ def _home_is_writable(environment: Mapping[str, str]) -> bool:
 
 
 def _make_private(directory: Path, *, chosen: bool) -> None:
-    """Create it for this user only. Our default name is predictable, so a folder of another user is refused."""
+    """Create it for this user only. Our default name is predictable: what others may have put there is refused."""
     hint = f"set {CACHE_DIR} to a writable directory"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owned = chosen or directory.stat().st_uid == os.getuid()
     except OSError as error:
-        raise UsageError(f"cannot create {directory}: {error.strerror}", hint) from error
-    if not (owned and os.access(directory, os.W_OK | os.X_OK)):
-        raise UsageError(f"{directory} belongs to another user or is not writable", hint)
+        if not directory.is_symlink():
+            raise UsageError(f"cannot create {directory}: {error.strerror}", hint) from error
+    if not chosen and (problem := open_to_others(directory)):
+        raise UsageError(f"{directory} {problem}", f"remove it, or set {CACHE_DIR} to another directory")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"{directory} is not writable", hint)
+
+
+def open_to_others(directory: Path) -> str:
+    """How others may have put files into a folder in a place like /tmp, as a clause; empty if they cannot have.
+
+    A library runs the code that it finds in its cache.
+    """
+    status = directory.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return "is a link"
+    if status.st_uid != os.getuid():
+        return f"belongs to another user (uid {status.st_uid})"
+    if status.st_mode & 0o022:
+        return f"can be written by others (mode {status.st_mode & 0o777:o})"
+    return ""
 
 
 def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """One node's part of the Ray cluster: `ray start` with explicit ports and directories, and the processes to watch."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from entrypoints.error_lines import read_tail
 from entrypoints.errors import RayFailedError
-from entrypoints.host.child_environment import without_launchers
+from entrypoints.host.child_environment import open_to_others, without_launchers
 from entrypoints.host.network.interfaces import bracketed
 from entrypoints.host.network.topology import topology_labels
 from entrypoints.options import Dashboard, RayOptions
@@ -57,6 +58,11 @@ def temporary_files(environment: Mapping[str, str], directory: Path) -> dict[str
     if "TMPDIR" in environment:
         return {}
     cache = Path("/tmp", f"torchinductor_{environment.get('USER') or os.getuid()}")
+    with contextlib.suppress(OSError):
+        cache.mkdir(mode=0o700, exist_ok=True)
+    if problem := open_to_others(cache):
+        log.warning("%s %s: compiled code is kept during this job only; remove it to keep more", cache, problem)
+        cache = directory / cache.name
     return {"TMPDIR": str(directory), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
 
 

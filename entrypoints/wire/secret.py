@@ -22,28 +22,43 @@ _GIVE_A_TOKEN = (
 def load_token(variables: Mapping[str, str], *, required: bool) -> str | None:
     """The token from the environment or its file; None if there is none.
 
-    Raises TokenError if it is required and missing, if it is short, or if its file is unreadable or readable by others.
+    Raises TokenError if it is required and missing, if it is short, or if its file is unreadable or known to others.
     """
     if token := variables.get(TOKEN, "").strip():
         return _long_enough(token, TOKEN)
     if path := variables.get(TOKEN_FILE, ""):
+        source = f"{TOKEN_FILE}={path}"
         try:
-            status = Path(path).stat()
-            token = Path(path).read_text(encoding="utf-8").strip()
+            with Path(path).open(encoding="utf-8") as file:
+                status, token = os.fstat(file.fileno()), file.read().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not text"
-            raise TokenError(f"{TOKEN_FILE}={path} cannot be read: {reason}", hint=_GIVE_A_TOKEN) from error
-        if not token:
-            raise TokenError(f"{TOKEN_FILE}={path} is empty", hint=_GIVE_A_TOKEN)
-        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            raise TokenError(f"{source} cannot be read: {reason}", hint=_GIVE_A_TOKEN) from error
+        if known_to := _others_who_know(status):
             raise TokenError(
-                f"{TOKEN_FILE}={path} can be read by others (mode {status.st_mode & 0o777:o})",
-                hint=f"chmod 600 {path}; for a Kubernetes secret: defaultMode: 0400",
+                f"{source} {known_to}", hint=f"chmod 600 {path}; for a Kubernetes secret: defaultMode: 0400"
             )
-        return _long_enough(token, f"{TOKEN_FILE}={path}")
+        if not token:
+            raise TokenError(f"{source} is empty", hint=_GIVE_A_TOKEN)
+        return _long_enough(token, source)
     if required:
         raise TokenError(f"the nodes share no token: neither {TOKEN} nor {TOKEN_FILE} is set", _GIVE_A_TOKEN)
     return None
+
+
+def _others_who_know(status: os.stat_result) -> str:
+    """Who else may read or write the file with the token, as a clause; empty if nobody does.
+
+    Root may own it, and let a group read it: so Kubernetes hands a secret to a user of a container. Root itself reads
+    the files of any user whose container this is.
+    """
+    mode, user = status.st_mode & 0o777, os.getuid()
+    if user and status.st_uid not in (0, user):
+        return f"belongs to another user (uid {status.st_uid})"
+    of_root = user and status.st_uid == 0
+    if mode & (0o037 if of_root else 0o077):
+        return f"can be read by others (mode {mode:o})"
+    return ""
 
 
 def _long_enough(token: str, source: str) -> str:

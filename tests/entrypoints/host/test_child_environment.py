@@ -1,4 +1,7 @@
 import os
+import shutil
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,66 @@ def test_a_cache_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot create .*/file/cache"):
         child_environment({"SLIPWAY_CACHE_DIR": str(tmp_path / "file" / "cache")})
+
+
+@pytest.fixture
+def uid(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A user id whose folder below /tmp no other program uses."""
+    number = 900_000_000 + os.getpid()
+    place = Path(f"/tmp/slipway-{number}")
+    real = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: number)
+    monkeypatch.setattr(Path, "lstat", lambda path: own(os.lstat(path), real, number))
+    yield number
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        shutil.rmtree(place)
+
+
+def own(status: os.stat_result, real: int, number: int) -> os.stat_result:
+    """The status as the kernel shows it to a user whose files these are."""
+    fields = list(status)
+    fields[4] = number if fields[4] == real else fields[4]
+    return os.stat_result(fields)
+
+
+def test_the_folder_below_tmp_is_for_its_user_alone(uid: int) -> None:
+    child_environment({})
+    assert stat.S_IMODE(os.lstat(f"/tmp/slipway-{uid}").st_mode) == 0o700
+    assert child_environment({})["HOME"] == f"/tmp/slipway-{uid}/home"
+
+
+@pytest.mark.parametrize("target", ["a folder", "nothing"])
+def test_a_link_in_the_place_of_the_folder_below_tmp_is_refused(uid: int, tmp_path: Path, target: str) -> None:
+    Path(f"/tmp/slipway-{uid}").symlink_to(tmp_path if target == "a folder" else tmp_path / "none")
+    with pytest.raises(UsageError, match=f"/tmp/slipway-{uid} is a link"):
+        child_environment({})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
+def test_a_folder_below_tmp_that_others_can_write_is_refused(uid: int, mode: int) -> None:
+    Path(f"/tmp/slipway-{uid}").mkdir()
+    Path(f"/tmp/slipway-{uid}").chmod(mode)
+    with pytest.raises(UsageError, match="can be written by others") as told:
+        child_environment({})
+    assert told.value.hint.startswith("remove it, or set SLIPWAY_CACHE_DIR")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_another_users_folder_below_tmp_is_refused(uid: int) -> None:
+    Path(f"/tmp/slipway-{uid}").mkdir()
+    os.chown(f"/tmp/slipway-{uid}", 4711, 4711)
+    with pytest.raises(UsageError, match="belongs to another user \\(uid 4711\\)"):
+        child_environment({})
+
+
+def test_a_folder_that_the_user_chose_may_be_a_groups(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    given = {"SLIPWAY_CACHE_DIR": str(tmp_path / "cache")}
+    assert child_environment(given)["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
 
 
 def test_the_hosts_settings_yield_to_the_users(tmp_path: Path) -> None:
