@@ -16,7 +16,7 @@ from entrypoints.job.hello import check_form, objection, unverified
 from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import HEARTBEAT, Channel, ChannelLostError, MalformedError, Message, field
 from entrypoints.wire.listener import Listener
-from entrypoints.wire.network import LOOPBACK, addresses_for_peers, is_own, resolve
+from entrypoints.wire.network import LOOPBACK, addresses_for_peers, is_own, resolve_within
 
 _LINGER = 20.0
 """Seconds that the head waits, after the command has ended, for tasks that have not connected yet."""
@@ -298,10 +298,9 @@ class Meeting:
         A name may lead here through address translation, which may take a moment to begin.
         """
         port = self._node.control_port
-        try:
-            async with asyncio.timeout(_DNS_PATIENCE):
-                addresses = [address for head in heads for address in await resolve(head, port)]
-        except (OSError, TimeoutError):
+        answers = await resolve_within(self._dns_patience, heads, port)
+        addresses = [address for found in answers.values() if isinstance(found, list) for address in found]
+        if any(isinstance(found, OSError) for found in answers.values()):
             return  # the others may know the name
         if any(map(is_own, addresses)):
             return

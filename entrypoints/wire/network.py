@@ -47,19 +47,6 @@ async def resolve(host: str, port: int) -> list[str]:
     return await result
 
 
-def cause_of(error: Exception) -> str:
-    """The cause of a failed connection or resolution, in a few words."""
-    match error:
-        case TimeoutError():
-            return "no answer"
-        case socket.gaierror():
-            return "its name does not resolve"
-        case OSError(errno=int(number)):
-            return os.strerror(number).lower()
-        case _:
-            return str(error)
-
-
 async def resolve_within(seconds: float, hosts: Iterable[str], port: int) -> dict[str, list[str] | OSError]:
     """The addresses of each host, looked up side by side; its error if it has none, TimeoutError if it is late.
 
@@ -80,6 +67,19 @@ async def resolve_within(seconds: float, hosts: Iterable[str], port: int) -> dic
     finally:
         for lookup in lookups.values():
             lookup.cancel()
+
+
+def cause_of(error: Exception) -> str:
+    """The cause of a failed connection or resolution, in a few words."""
+    match error:
+        case TimeoutError():
+            return "no answer"
+        case socket.gaierror():
+            return "its name does not resolve"
+        case OSError(errno=int(number)):
+            return os.strerror(number).lower()
+        case _:
+            return str(error)
 
 
 async def addresses_for_peers(heads: Sequence[str], others: Sequence[str], port: int, seconds: float) -> list[str]:
