@@ -57,9 +57,9 @@ class Agents:
 
 
 def check_agents(config: Config, dataset: Dataset) -> None:
-    """Raises ConfigError if the environment cannot be loaded or called, if rows name an agent that does not exist, or if
-    no row uses the tools; DataError if the first row names no user although there are some. A dataset of the user's own
-    class is not checked."""
+    """Raises ConfigError if the environment cannot be loaded or called, if rows name an agent that does not exist, or
+    if no row uses the tools; DataError if the first row names no user although there are some. A dataset of the user's
+    own class is not checked."""
     if config.rollout.environment.path is not None:
         environment_class(config.rollout.environment)
         if config.rollout.interactions_file is not None:
