@@ -86,7 +86,7 @@ def _results(job: Mapping[str, Any], limits: Limits) -> list[dict[str, Any]]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    results = [json.loads(line) for line in written.splitlines()]
+    results = [json.loads(line) for line in written.splitlines(keepends=True) if line.endswith("\n")]
     if broken := [result["broken"] for result in results if "broken" in result]:
         raise SandboxError(f"the sandbox cannot run programs: {broken[0]}")
     if len(results) < len(job["inputs"]):
@@ -170,7 +170,7 @@ def check() -> str:
     with tempfile.NamedTemporaryFile() as private:
         tried = {
             "read the files of this user": f"open({private.name!r})",
-            "read the environment variables of this user": f"open('/proc/{os.getpid()}/environ')",
+            "read the environment variables of this user": _OTHER_ENVIRONMENT.format(os.getpid()),
             "use the network": "socket.socket()",
             "start processes": "os.fork() or os._exit(0)",
         }
@@ -185,6 +185,12 @@ def check() -> str:
     return f"programs are confined by {confined}{', and can ' * bool(open_ways)}{' and '.join(open_ways)}"
 
 
+# With bubblewrap, programs may have the number of a process outside.
+_OTHER_ENVIRONMENT = """
+if os.getpid() == {0}:
+    raise OSError
+open("/proc/{0}/environ")
+"""
 _HINT = (
     "install libseccomp and bubblewrap, or use a SandboxFusion server: reward.code_sandbox_url for rewards, "
     "sandbox_fusion_url for the tool"

@@ -20,8 +20,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,7 +43,7 @@ _FOLDER = Path("program")  # where the program of a test starts
 # What Python needs; of /etc only what the dynamic linker and the clock read.
 READABLE = (
     *("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
-    *(sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent.parent)),
+    *(sys.prefix, sys.base_prefix, str(Path(sys.base_prefix).resolve())),
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -172,35 +173,36 @@ def _run(job: Mapping[str, Any], given: Any, descriptors: Sequence[int]) -> NoRe
             os.write(_STARTED, f"{type(error).__name__}: {error}".encode())
             raise
         os.close(_STARTED)
-        with _python_exit():
-            _execute(job, given)
-        status = 0
-    except SystemExit as ended:
-        status = 0 if ended.code in (None, 0) else 1
-    except BaseException as error:  # noqa: BLE001 - an untrusted program may raise anything
-        status = 1
-        with suppress(BaseException):
-            _explain(error)
+        status = _status(partial(_execute, job, given))
+        status |= _status(_finish)
     finally:
         with suppress(BaseException):
             sys.stderr.flush()
         os._exit(status)
 
 
-@contextmanager
-def _python_exit() -> Iterator[None]:
-    """What Python does when a program ends, in any way: waits for threads, calls exit functions, flushes."""
+def _status(step: Callable[[], None]) -> int:
+    """The exit status that Python gives to a step. It is explained on standard error."""
     try:
-        yield
+        step()
     except SystemExit as ended:
         if isinstance(ended.code, str):
-            sys.stderr.write(f"{ended.code}\n")
-        raise
-    finally:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in filter(None, (sys.stdout, sys.__stdout__)):
-            stream.flush()
+            with suppress(BaseException):
+                sys.stderr.write(f"{ended.code}\n")
+        return 0 if ended.code in (None, 0) else 1
+    except BaseException as error:  # noqa: BLE001 - an untrusted program may raise anything
+        with suppress(BaseException):
+            _explain(error)
+        return 1
+    return 0
+
+
+def _finish() -> None:
+    """What Python does when a program has ended: it waits for threads, calls exit functions and flushes."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.__stdout__)):
+        stream.flush()
 
 
 def _explain(error: BaseException) -> None:
@@ -234,14 +236,6 @@ def confine(seconds: float, memory_mb: int, bubblewrap: bool) -> None:
     `bubblewrap`: it sees no files but those of Python. Without that and without Landlock (Linux before 5.13), it can
     write no file and read those of its user. Raises OSError if it cannot be kept from anything else.
     """
-    for limit, value in (
-        (resource.RLIMIT_CPU, int(seconds) + 1),
-        (resource.RLIMIT_AS, memory_mb * 2**20),
-        (resource.RLIMIT_FSIZE, MOST_WRITTEN),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (value, value))
     os.umask(0o077)
     parent = os.getppid()
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -252,13 +246,23 @@ def confine(seconds: float, memory_mb: int, bubblewrap: bool) -> None:
     if os.getppid() != parent:
         raise ProcessLookupError("the process that started this one has ended")
     _filter_calls(writing=bubblewrap or restricted)
+    for limit, value in (
+        (resource.RLIMIT_CPU, int(seconds) + 1),
+        (resource.RLIMIT_AS, memory_mb * 2**20),
+        (resource.RLIMIT_FSIZE, MOST_WRITTEN),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
 
 
 def _give_up_root(restricted: bool) -> None:
     """Becomes nobody. Where that is not possible, becomes root without capabilities; Landlock must then restrict it."""
     if all(map(_is_open_to_all, (sys.prefix, sys.base_prefix))):
         problem = "root cannot become another user"
-        with suppress(PermissionError):
+        with suppress(OSError):
             os.chown(".", NOBODY, NOBODY)
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -319,7 +323,7 @@ _CALLS = {
     "descriptors": "dup dup2 dup3 pipe pipe2 eventfd2 timerfd_create timerfd_settime timerfd_gettime poll ppoll select "
     "pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2",
     "pairs of sockets": "recvfrom sendto shutdown getsockname getpeername getsockopt",
-    "threads": "futex futex_waitv set_robust_list rseq set_tid_address membarrier sched_yield sched_getaffinity getcpu",
+    "threads": "futex futex_waitv set_robust_list rseq set_tid_address sched_yield sched_getaffinity getcpu",
     "signals": "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_sigpending sigaltstack "
     "restart_syscall alarm pause setitimer getitimer",
     "time": "nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times",

@@ -71,6 +71,36 @@ def test_memory_and_descriptors_are_bounded(machine: Machine, program: str) -> N
     assert "Error" in machine.run(program, seconds=SECONDS, memory_mb=512).stderr
 
 
+@pytest.mark.parametrize("memory_mb", [64, 128])
+def test_little_memory_is_enough_for_a_small_program(machine: Machine, memory_mb: int) -> None:
+    ended = machine.run("print('small')", seconds=SECONDS, memory_mb=memory_mb)
+    assert (ended.stdout, ended.error) == ("small\n", "")
+
+
+def test_a_program_inherits_nothing_but_its_input_and_output(machine: Machine) -> None:
+    program = """
+import os
+for descriptor in range(64):
+    try:
+        os.fstat(descriptor)
+        print(descriptor, end=" ")
+    except OSError:
+        pass
+print("hidden" in str(os.environ))
+"""
+    assert machine.run(program, seconds=SECONDS).stdout == "0 1 2 False\n"
+
+
+def test_lower_limits_of_the_run_stay(machine: Machine) -> None:
+    client = machine.start(
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "from trainer.rewards.sandbox.programs import *\n"
+        "print(run_program('import resource; print(resource.getrlimit(7))', Limits()).stdout)"
+    )
+    written, _ = client.communicate()
+    assert written == "(40, 40)\n\n"
+
+
 def test_threads_are_bounded(machine: Machine) -> None:
     program = """
 import threading, time
