@@ -13,7 +13,7 @@ from trainer.compat.hydra import flattened
 from trainer.errors import DataError
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.pages.page import write_page
-from trainer.records.pages.plots import COLOURS, PHASES, Plot, add_legend, figure_svg, label_bar
+from trainer.records.pages.plots import COLOURS, PHASES, Plot, add_legend, draw_line, figure_svg, label_bar
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def draw_metric(axes: Axes, runs: Sequence[RecordedRun], metric: str) -> None:
     for colour, run in zip(_colours(runs), runs, strict=True):
         steps, values = run.series(metric)
         if steps:
-            axes.plot(steps, values, color=colour, label=run.name, marker="." if metric.startswith("valid") else "")
+            draw_line(axes, steps, values, colour, run.name, "." if metric.startswith("valid") else "")
     axes.set(xlabel="step")
     add_legend(axes)
 

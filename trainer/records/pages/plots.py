@@ -1,7 +1,7 @@
 """Plots of a run as inline SVG, which takes its colours from the page."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -61,11 +61,21 @@ def draw_learning(axes: Axes, run: RecordedRun) -> None:
     ):
         steps, values = run.series(metric)
         if steps:
-            axes.plot(steps, values, color=colour, marker=marker, label=label)
+            draw_line(axes, steps, values, colour, label, marker)
             low, high = min([low, *filter(isfinite, values)]), max([high, *filter(isfinite, values)])
     margin = (high - low) / 50
     axes.set(ylim=(low - margin, high + margin), xlabel="step")
     add_legend(axes)
+
+
+def draw_line(
+    axes: Axes, steps: Sequence[float], values: Sequence[float], colour: str, label: str, marker: str = ""
+) -> None:
+    """A line with a marker at each point, or else with a dot at each point that no segment reaches."""
+    finite = [False, *map(isfinite, values), False]
+    alone = [place for place in range(len(values)) if finite[place : place + 3] == [False, True, False]]
+    shown = {"marker": ".", "markevery": alone} if alone and not marker else {"marker": marker}
+    axes.plot(steps, values, color=colour, label=label, **shown)
 
 
 def add_legend(axes: Axes) -> None:
@@ -84,7 +94,7 @@ def draw_lines(*metrics: tuple[str, str]) -> Callable[[Axes, RecordedRun], None]
         for colour, (metric, label) in zip(COLOURS, metrics, strict=False):
             steps, values = run.series(metric)
             if steps:  # a run without a critic has none of its curves
-                axes.plot(steps, values, color=colour, label=label)
+                draw_line(axes, steps, values, colour, label)
         axes.set(xlabel="step")
         add_legend(axes)
 
@@ -145,6 +155,8 @@ def draw_phases(axes: Axes, run: RecordedRun) -> None:
     rows = [row for row in run.rows if "time/step" in row]
     steps = [row["step"] for row in rows]
     values = [[row.get(f"time/{phase}", 0.0) for row in rows] for phase in PHASES]
+    if len(steps) == 1:  # as wide as a bar, because an area without width is invisible
+        steps, values = [steps[0] - 0.5, steps[0] + 0.5], [2 * seconds for seconds in values]
     axes.stackplot(steps, values, labels=[phase.replace("_", " ") for phase in PHASES], colors=COLOURS)
     axes.set(xlabel="step", ylabel="seconds")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
