@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 
 from trainer.config.dpo import DpoConfig
+from trainer.config.kto import KtoConfig
+from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.data.arithmetic import write_arithmetic, write_preferences
 from trainer.data.formats.schema import write_table
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.runs.offline.dpo import train_on_preferences
+from trainer.runs.offline.kto import train_on_labels
+from trainer.runs.offline.sft import fine_tune
 from trainer.runs.ppo import train
 
 DATASET = """
@@ -72,4 +76,34 @@ def test_pairs_that_are_too_long(model: Path, tmp_path: Path) -> None:
     given = settings(model, tmp_path, train_files=[pairs], validation_files=[held_out], max_prompt_length=2)
     with pytest.raises(DataError, match=r"row 0: the prompt has \d+ tokens"):
         train_on_preferences(DpoConfig.model_validate(given))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_batch_of_more_rows_than_there_are(model: Path, tmp_path: Path) -> None:
+    prompts, _, held_out = write_arithmetic(tmp_path, 8, 8, 9, 0.5, 0)
+    files = {"train_files": [prompts], "validation_files": [held_out], "max_prompt_length": 128}
+    given = settings(model, tmp_path, **files, train_batch_size=100_000)
+    rows = {"mini_batch_size": 1000}
+    config = Config.model_validate(given | {"actor": rows, "critic": rows})
+    refused(config, DataError, "data.train_batch_size=100000: a step would repeat the 8 rows")
+    pairs, held_out = write_preferences(tmp_path, 8, 8, max_number=9, seed=0)
+    files = {"train_files": [pairs], "validation_files": [held_out], "max_prompt_length": 128}
+    given = settings(model, tmp_path, **files, train_batch_size=9)
+    with pytest.raises(DataError, match=r"data\.train_batch_size=9: a step would repeat the 8 rows"):
+        train_on_preferences(DpoConfig.model_validate(given))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["train_files", "validation_files"])
+def test_a_setting_that_names_no_file(name: str, model: Path, tmp_path: Path) -> None:
+    given = {"train_files": [tmp_path / "rows"], "validation_files": [tmp_path / "rows"]} | {name: []}
+    whole = settings(model, tmp_path, **given)
+    refused(Config.model_validate(whole), DataError, f"data.{name} names no file")
+    starts: list[Any] = [(DpoConfig, train_on_preferences), (KtoConfig, train_on_labels)]
+    if name == "train_files":  # fine-tuning needs no held-out rows
+        starts.append((SftConfig, fine_tune))
+    for kind, start in starts:
+        with pytest.raises(DataError, match=f"data.{name} names no file") as caught:
+            start(kind.model_validate(whole))
+        assert f"data.{name}=FILE" in caught.value.hint
     assert not (tmp_path / "runs").exists()
