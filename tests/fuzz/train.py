@@ -120,7 +120,14 @@ def rows(seeds: list[Any]) -> Callable[[Random], bytes]:
 class Tokenizer:
     """A stand-in: one token per character, and the chat template that joins contents."""
 
-    eos_token_id, pad_token_id, chat_template = 0, 0, "x"
+    eos_token_id, pad_token_id, chat_template, is_fast = 0, 0, "x", False
+    all_special_tokens: tuple[str, ...] = ()
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {}
+
+    def get_chat_template(self, *_arguments: object) -> str:
+        return self.chat_template
 
     def __call__(self, texts: Any, **_options: object) -> dict[str, Any]:
         many = [[ord(character) for character in one] for one in ([texts] if isinstance(texts, str) else texts)]

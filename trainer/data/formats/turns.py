@@ -199,9 +199,12 @@ def _spans(found: re.Match[str], position: int) -> bool:
 
 def _check_written(where: str, message: dict[str, Any], text: str) -> None:
     """Raises DataError if the text lacks a part of the content, the thoughts or the calls of a message."""
-    content = re.split(r"</?think>", message.get("content") or "")
-    calls = [call.get("function", call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
-    parts = {"content": content, "tool_calls": [call.get("name") for call in calls]}
+    content, calls = re.split(r"</?think>", message.get("content") or ""), message.get("tool_calls")
+    functions = (
+        [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    )
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    parts: dict[str, list[Any]] = {"content": [*content], "tool_calls": names}
     parts |= {name: [message.get(name)] for name in _THOUGHTS}
     for name, texts in parts.items():
         if any(isinstance(part, str) and part.strip() not in text for part in texts):
