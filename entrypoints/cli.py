@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 from entrypoints.commands import attach, environments, explain, hosts, preflight
 from entrypoints.commands.subcommand import write
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES, SINGLE
-from entrypoints.errors import LaunchError, UsageError
+from entrypoints.errors import LaunchError, UsageError, did_you_mean
 from entrypoints.host.settings import read_manifest
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import slipway_version
@@ -50,6 +50,7 @@ SUBCOMMANDS = {
 COMMANDS = ("train", *SUBCOMMANDS)
 """The first words that belong to `launch`. Any other first word is a program of the image."""
 
+_UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (-[^\s=]+)")
 _RAYS_OWN = {"CPU": "--num-cpus", "GPU": "--num-gpus", "object_store_memory": "--object-store-memory"}
 
 T = TypeVar("T")
@@ -69,11 +70,13 @@ def main(arguments: Sequence[str]) -> int:
 def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         run_program(arguments, COMMANDS, variables)
-    parsed = _parser(variables).parse_args(arguments)
+    main_parser = _parser(variables)
+    parsed = main_parser.parse_args(arguments)
     refuse_unknown(variables)
     if parsed.words[:1] and parsed.words[0] in SUBCOMMANDS:
         subcommand = SUBCOMMANDS[parsed.words[0]]
         parser = Parser(prog=f"launch {parsed.words[0]}", description=subcommand.purpose, allow_abbrev=False)
+        parser.above = main_parser
         _add_node_options(parser)
         subcommand.add_arguments(parser)
         rest, parsed.words = parsed.words[1:], []
@@ -104,8 +107,17 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: object = None) -> None:  # noqa: ARG002
         write(self.format_help())
 
+    above: "Parser | None" = None
+    """The parser of `launch`, for that of a subcommand."""
+
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"see `{self.prog} --help`")
+        hint = f"see `{self.prog} --help`"
+        if match := _UNKNOWN_OPTION.match(message):
+            if self.above is not None and match[1] in self.above._option_string_actions:
+                hint = f"write it before the subcommand: {self.above.prog} {match[1]} ..."
+            else:
+                hint = did_you_mean(match[1], self._option_string_actions) + hint
+        raise UsageError(message, hint)
 
 
 class _ShowVersion(argparse.Action):
@@ -292,7 +304,8 @@ def _command(words: list[str]) -> tuple[str, ...]:
         return (sys.executable, "-m", "trainer", "train", *rest)
     raise UsageError(
         f"{first!r} after options is not a command of launch",
-        f"write `launch OPTIONS -- {' '.join(words)}`, or leave out the options to run it without a cluster",
+        f"{did_you_mean(first, COMMANDS, '`launch OPTIONS {} ...`')}write `launch OPTIONS -- {' '.join(words)}` to run "
+        "it on the cluster, or leave out the options to run it without one",
     )
 
 

@@ -19,7 +19,9 @@
 All nodes of a job exit with the same status.
 """
 
+import difflib
 import signal
+from collections.abc import Iterable
 
 
 class LaunchError(Exception):
@@ -101,3 +103,10 @@ class JobEndedError(LaunchError):
     def __init__(self, exit_code: int, cause: str, hint: str = "") -> None:
         super().__init__(cause, hint)
         self.exit_code = exit_code
+
+
+def did_you_mean(word: str, names: Iterable[str], form: str = "{}") -> str:
+    """A question with the name that is nearest to a misspelt word, at the start of a hint; empty if none is near."""
+    known = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"did you mean {form.format(known[near[0]])}? " if near else ""

@@ -1,13 +1,12 @@
 """Any program of the image, run as in an image without `launch`: `docker run IMAGE bash`."""
 
-import difflib
 import os
 import shutil
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from entrypoints.errors import CommandNotFoundError, UsageError
+from entrypoints.errors import CommandNotFoundError, UsageError, did_you_mean
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python ignores these signals from its start on, and a new program would inherit that."""
@@ -21,8 +20,7 @@ def run_program(words: Sequence[str], commands: Iterable[str], variables: Mappin
     name = words[0]
     if shutil.which(name, path=variables.get("PATH")) is None:
         known = list(commands)
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f"did you mean `launch {near[0]}`? " if near else ""
+        meant = did_you_mean(name, known, "`launch {}`")
         hint = f"{meant}the commands are {', '.join(known)}; `launch -- COMMAND ...` runs a program on the cluster"
         raise UsageError(f"{name!r} is neither a command of launch nor a program on the PATH", hint)
     for number in _IGNORED_BY_PYTHON:

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entrypoints.environments.base import INSIDE, MPI, Allocation, Environment, by_precedence
+from entrypoints.environments.base import (
+    INSIDE,
+    MPI,
+    NOTHING_RECOGNISED,
+    Allocation,
+    Environment,
+    by_precedence,
+)
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
 from entrypoints.environments.host_names import host_name
 from entrypoints.environments.kubernetes.kuberay import ADDRESS, LOCAL, cluster_address
 from entrypoints.environments.local_rank import local_rank_conflict, with_local_rank
 from entrypoints.environments.mpi.tasks import run_id
-from entrypoints.environments.process_view import ProcessView
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.environments.single import Single
 from entrypoints.environments.torchrun import Torchrun
 from entrypoints.errors import DetectionError, NodesUnknownError, NotYetThereError
@@ -21,6 +28,11 @@ __all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "ProcessView", 
 
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
+
+_HOW_TO_HAVE_SEVERAL = (
+    "list the nodes with --hosts or SLIPWAY_HOSTS, the head first, or start one task on each with srun, mpirun, … "
+    f"(`launch environments` lists all); without --nodes and {NODES} this node runs alone"
+)
 
 REGISTRY: tuple[type[Environment], ...] = by_precedence()
 """All environments, in order of precedence: each module of this folder and its rooms defines at most one."""
@@ -139,8 +151,10 @@ def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
     """
     if found.environment != Explicit.name:
         found = replace(found, attach=cluster_address(view.variables) or found.attach)
-    expected = view.variables.get(NODES, "").strip()
-    if expected and not found.attach and expected != str(found.node_count):
+    expected = Reader(view.variables).number(NODES)
+    if expected is not None and not found.attach and expected != found.node_count:
+        if found.environment == Single.name:
+            raise DetectionError(f"{NODES} is {expected}, but {NOTHING_RECOGNISED}", _HOW_TO_HAVE_SEVERAL)
         raise DetectionError(
             f"{NODES} is {expected}, but {found.environment} says {found.node_count} nodes ({found.reason})",
             hint="unset it, as the environment knows the number, or list the nodes in SLIPWAY_HOSTS",

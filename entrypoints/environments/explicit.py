@@ -46,9 +46,9 @@ class Explicit(Environment):
         if rank is None:
             rank = rank_of(view, hosts, source)
             reader.used["hostname"] = view.hostname
-        elif view.hostname in hosts and hosts.index(view.hostname) != rank:
+        elif (place := view.place_in(hosts)) not in (None, rank):
             raise DetectionError(
-                f"{NODE_RANK} is {rank}, but {source} has {view.hostname} as node {hosts.index(view.hostname)}",
+                f"{NODE_RANK} is {rank}, but {source} has {view.hostname} as node {place}",
                 hint=f"unset {NODE_RANK}, as the host name tells the rank, or set another --hostname",
             )
         if rank >= len(hosts):
@@ -98,4 +98,4 @@ def _by_number(reader: Reader, view: ProcessView, rank: int | None) -> Allocatio
 
 def _job_id(view: ProcessView, nodes: str) -> str:
     """The user's id, else one that follows from the nodes: a scheduler's may be known to some of them only."""
-    return view.variables.get(JOB_ID) or hashlib.sha256(nodes.encode()).hexdigest()[:8]
+    return view.variables.get(JOB_ID) or hashlib.sha256(nodes.lower().encode()).hexdigest()[:8]

@@ -87,7 +87,8 @@ def in_list(text: str, source: str) -> tuple[str, ...]:
     if blank := next((host for host in hosts if len(host.split()) > 1), None):
         raise DetectionError(f"{source}: {blank!r} is not a host name", hint="separate the names by commas")
     hosts = tuple(host_name(host, source) for host in hosts)
-    if repeated := {host for host in hosts if hosts.count(host) > 1}:
+    names = [host.lower() for host in hosts]
+    if repeated := {name for name in names if names.count(name) > 1}:
         raise DetectionError(f"{source} is {text!r}: {min(repeated)} is listed twice")
     return hosts
 
@@ -99,4 +100,8 @@ def in_file(lines: list[str], source: str) -> tuple[str, ...]:
     Raises DetectionError, naming the source, for a word that is no host.
     """
     words = [line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip()]
-    return tuple(dict.fromkeys(host_name(word, source, number=True) for word in words))
+    hosts: dict[str, str] = {}
+    for word in words:
+        name = host_name(word, source, number=True)
+        hosts.setdefault(name.lower(), name)
+    return tuple(hosts.values())

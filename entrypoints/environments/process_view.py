@@ -12,6 +12,7 @@ from pathlib import Path
 
 from entrypoints.environments.host_names import host_name, host_names
 from entrypoints.errors import DetectionError, NodesUnknownError
+from entrypoints.hostlist import compress
 
 _PATIENCE = 5.0
 """Seconds in which a scheduler's command must answer."""
@@ -162,9 +163,17 @@ def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
         raise NodesUnknownError(
             f"this host is {view.hostname}, which is {'ambiguous' if any(map(view.is_me, hosts)) else 'not'} in "
             f"{source}={','.join(hosts)}",
-            hint=f"set its rank with --node-rank or SLIPWAY_NODE_RANK (0 to {len(hosts) - 1})",
+            hint=_how_to_place(hosts, source),
         )
     return rank
+
+
+def _how_to_place(hosts: Sequence[str], source: str) -> str:
+    """How the user tells this node's rank in a list. With a rank alone nothing would tell the other nodes."""
+    ranks = f"0 to {len(hosts) - 1}"
+    if source.startswith("SLIPWAY_"):
+        return f"set its rank with --node-rank or SLIPWAY_NODE_RANK ({ranks})"
+    return f"list the nodes, and tell which of them this is: --hosts {compress(hosts)} --node-rank N ({ranks})"
 
 
 def nodes_of_tasks(rank: int, size: int, local_rank: int, local_size: int) -> tuple[int, int]:

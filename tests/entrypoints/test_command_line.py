@@ -25,6 +25,17 @@ from tests.entrypoints.conftest import REPOSITORY, Start
         (["/etc/passwd"], {}, 2, "error: '/etc/passwd' is neither a command of launch nor a program on the PATH"),
         (["--nodes", "2", "echo", "x"], {}, 2, "hint: write `launch OPTIONS -- echo x`"),
         (["--nonsense", "--", "true"], {}, 2, "error: unrecognized arguments: --nonsense"),
+        (["--host", "a,b", "--", "true"], {}, 2, "hint: did you mean --hosts?"),
+        (["--host=a,b", "train"], {}, 2, "hint: did you mean --hosts?"),
+        (["--Dead-Line", "5", "--", "true"], {}, 2, "hint: did you mean --deadline?"),
+        (["explain", "--jsn"], {}, 2, "hint: did you mean --json?"),
+        (["explain", "--deadline", "5"], {}, 2, "hint: write it before the subcommand: launch --deadline ..."),
+        (["--no-ray", "trian", "x=1"], {}, 2, "hint: did you mean `launch OPTIONS train ...`?"),
+        (["--nodes", "2", "--", "true"], {}, 10, "SLIPWAY_NODES is 2, but no scheduler, launcher or service is"),
+        (["--nodes", "2", "--", "true"], {}, 10, "hint: list the nodes with --hosts or SLIPWAY_HOSTS, the head first"),
+        (["--nodes", "two", "--", "true"], {}, 10, "SLIPWAY_NODES is 'two', not a whole number"),
+        (["--hosts", "GPU-0,gpu-0", "--", "true"], {}, 10, "gpu-0 is listed twice"),
+        (["--hosts", "GPU-0,b", "--hostname", "gpu-0", "--node-rank", "1", "--", "true"], {}, 10, "as node 0"),
         (["--deadline", "soon", "--", "true"], {}, 2, "'soon' is not a number of seconds"),
         (["--", "true"], {"SLIPWAY_DEADLINE": "-3"}, 2, "SLIPWAY_DEADLINE: '-3' is not a number of seconds"),
         (["--", "true"], {"SLIPWAY_CONTROL_PORT": "99999"}, 2, "SLIPWAY_CONTROL_PORT: '99999' is not a port"),
@@ -140,6 +151,34 @@ def test_explain_says_what_would_fail(
 )
 def test_explain_of_what_works_names_no_failure(start: Start, arguments: list[str], variables: dict[str, str]) -> None:
     assert "would fail" not in start(*arguments, **variables).wait().stdout
+
+
+def test_hints_below_pbs_do_not_lead_to_the_next_error(start: Start, tmp_path: Path) -> None:
+    script = {"PBS_JOBID": "123.server", "PBS_NODEFILE": str(tmp_path / "nodes"), "SLIPWAY_TOKEN": "a secret of these"}
+    ended = start("--", "true", **script).wait()
+    assert "which cannot be read here" in ended.stderr
+    assert "list the nodes with --hosts" in ended.stderr
+    (tmp_path / "nodes").write_text("node01\nnode01\nnode02\n", encoding="ascii")
+    ended = start("--hostname", "elsewhere", "--", "true", **script).wait()
+    assert (
+        "hint: list the nodes, and tell which of them this is: --hosts node[01-02] --node-rank N (0 to 1)"
+        in ended.stderr
+    )
+    hint = ("--hosts", "node[01-02]", "--node-rank", "1", "--hostname", "elsewhere")
+    explained = start(*hint, "explain", **script).wait().stdout
+    assert "environment  explicit" in explained
+    assert "would fail" not in explained
+
+
+def test_names_of_hosts_have_no_case(start: Start) -> None:
+    token = {"SLIPWAY_TOKEN": "a secret of these tests"}
+    listed = [
+        json.loads(start("--hosts", hosts, "--hostname", "gpu-1", "explain", "--json", **token).wait().stdout)
+        for hosts in ("GPU-0,GPU-1", "gpu-0,gpu-1")
+    ]
+    assert [document["node_rank"] for document in listed] == [1, 1]
+    assert listed[0]["job_id"] == listed[1]["job_id"]  # else their control ports differ
+    assert listed[0]["head"] == "GPU-0"
 
 
 def test_explain_says_what_would_make_a_lone_node_several(start: Start) -> None:

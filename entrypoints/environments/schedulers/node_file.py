@@ -3,6 +3,7 @@
 from entrypoints.environments.base import Allocation
 from entrypoints.environments.host_names import in_file
 from entrypoints.environments.mpi.tasks import started_by_mpi
+from entrypoints.environments.other_nodes import LIST_THEM
 from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import NodesUnknownError
 
@@ -22,9 +23,13 @@ def by_node_file(
     if not lines:
         if by_mpi:
             return None
+        if place is None:
+            raise NodesUnknownError(
+                f"{path} is not set", f"pass it into the container, and mount the file that it names; or {LIST_THEM}"
+            )
         raise NodesUnknownError(
-            f"{path} is {place}, which cannot be read here" if place else f"{path} is not set",
-            hint="mount it into the container, from a shared directory if it exists on the first node only",
+            f"{path} is {place}, which cannot be read here",
+            f"mount it into the container, from a shared directory if it exists on the first node only; or {LIST_THEM}",
         )
     hosts = in_file(lines, path)
     if by_mpi and view.place_in(hosts) is None:

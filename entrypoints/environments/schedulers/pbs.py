@@ -15,7 +15,11 @@ JOB_ID = "PBS_JOBID"
 NODE_FILE = "PBS_NODEFILE"
 TASK = "PBS_TASKNUM"
 
-_ONE_PER_NODE = "mpirun --map-by ppr:1:node launch ..., or pbsdsh -u launch ..."
+_ONE_PER_NODE = (
+    "mpirun --map-by ppr:1:node launch ... (Open MPI), mpiexec -ppn 1 -genv SLIPWAY_HEAD $(hostname) launch ... "
+    "(MPICH, Intel MPI)"
+)
+"""Not pbsdsh: it passes neither the user's variables on nor the node file, which only the first node has."""
 
 
 class Pbs(Environment):

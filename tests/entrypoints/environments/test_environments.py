@@ -178,7 +178,7 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"SLIPWAY_HOSTFILE": "/nowhere"}, "SLIPWAY_HOSTFILE is /nowhere, which cannot be read"),
         ({"SLIPWAY_NODE_RANK": "1"}, "SLIPWAY_HEAD is not set"),
         ({"SLIPWAY_NODE_RANK": "1", "SLIPWAY_HEAD": "a"}, "SLIPWAY_NODES is not set"),
-        ({"SLIPWAY_NODES": "2"}, "SLIPWAY_NODES is 2, but single says 1 nodes"),
+        ({"SLIPWAY_NODES": "2"}, "SLIPWAY_NODES is 2, but no scheduler, launcher or service is recognised"),
         ({**SLURM, "SLIPWAY_NODES": "8"}, "SLIPWAY_NODES is 8, but slurm says 4 nodes"),
         ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 8 b"}, "not pairs of a host and its slots"),
         ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 8 b 8"}, "this host is me, which is not in LSB_MCPU_HOSTS=a,b"),
