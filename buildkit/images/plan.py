@@ -180,6 +180,20 @@ def applies(requirement: Requirement, variant: Variant) -> bool:
     return requirement.marker.evaluate(environment)
 
 
+def check_glibc(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
+    """Whether the wheels' libraries load with the base's C library: the locked one, else the matrix's."""
+    locked = [match[0] for deb in lock.debs if deb.name == "libc6" and (match := re.match(r"\d+\.\d+", deb.version))]
+    present = locked[0] if locked else variant.base.glibc
+    wrong = [
+        f"{wheel.name} needs glibc {wheel.glibc}, base {variant.base.name} has {present}"
+        for wheel in lock.wheels.values()
+        if wheel.glibc and Version(wheel.glibc) > Version(present)
+    ]
+    if present != variant.base.glibc:
+        wrong.append(f"images/matrix.toml says glibc {variant.base.glibc}, the locked base has {present}")
+    return verdict("glibc", wrong, f"every library loads with {present}")
+
+
 def check_collectives(_matrix: Matrix, _variant: Variant, lock: Lock) -> PlanCheck:
     owners = owners_of(lock, re.compile(rf"lib({COLLECTIVES})\.so"))
     several = [f"NCCL is in several wheels: {', '.join(sorted(owners))}"] if len(owners) > 1 else []
@@ -246,6 +260,7 @@ def verdict(name: str, problems: list[str], fine: str) -> PlanCheck:
 CHECKS: tuple[Callable[[Matrix, Variant, Lock], PlanCheck], ...] = (
     check_python,
     check_dependencies,
+    check_glibc,
     check_collectives,
     check_cuda,
     check_driver,

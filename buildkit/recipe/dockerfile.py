@@ -75,6 +75,7 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: Lock) 
             "provider": provider,
             "image": variant.base.image,
             "digest": lock.base_digest if provider == "registry" else "",
+            "glibc": variant.base.glibc,
         },
         "lock": f"sha256:{lock.digest}",
         "packages": list(variant.packages),

@@ -9,6 +9,7 @@ pip and uv read the file as it is. The comments are:
 # base-bytes: 147000000           the bootstrapped base, uncompressed
 # deb: tini 0.19.0-1 sha256:…     one line per Debian package of the bootstrapped base
 # wheel: torch 713000000 38000000 installed bytes, and how many of them are Python that gets compiled
+# glibc: 2.28 torch               the oldest C library that the wheel's libraries load with
 # library: libnccl.so.2 nvidia-nccl-cu13
 # architecture: sm_90 torch
 # requires-python: vllm >=3.11
@@ -38,7 +39,10 @@ class Deb:
 
 @dataclass(frozen=True, order=True)
 class WheelFacts:
-    """What a wheel brings. `bytes` are uncompressed, `python_bytes` those of them that are Python and get compiled."""
+    """What a wheel brings. `bytes` are uncompressed, `python_bytes` those of them that are Python and get compiled.
+
+    `glibc` is the oldest C library that its libraries load with, by its tags; empty if it has none.
+    """
 
     name: str
     bytes: int
@@ -47,6 +51,7 @@ class WheelFacts:
     architectures: tuple[str, ...] = ()
     requires_python: str = ""
     requires: tuple[str, ...] = ()
+    glibc: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ def format_lock(lock: Lock, identifier: str) -> str:
     ]
     for wheel in sorted(lock.wheels.values()):
         lines.append(f"wheel: {wheel.name} {wheel.bytes} {wheel.python_bytes}")
+        lines += [f"glibc: {wheel.glibc} {wheel.name}"] if wheel.glibc else []
         lines += [f"library: {library} {wheel.name}" for library in wheel.libraries]
         lines += [f"architecture: {architecture} {wheel.name}" for architecture in wheel.architectures]
         lines += [f"requires-python: {wheel.name} {wheel.requires_python}"] if wheel.requires_python else []
@@ -174,7 +180,7 @@ def parse_wheels(rows: dict[str, list[str]]) -> list[WheelFacts]:
     wheels = []
     for row in rows.get("wheel", []):
         name, size, python_size = row.split()
-        python = rest("requires-python", name)
+        python, glibc = rest("requires-python", name), second("glibc", name)
         wheels.append(
             WheelFacts(
                 name,
@@ -184,6 +190,7 @@ def parse_wheels(rows: dict[str, list[str]]) -> list[WheelFacts]:
                 architectures=second("architecture", name),
                 requires_python=python[0] if python else "",
                 requires=rest("requires", name),
+                glibc=glibc[0] if glibc else "",
             )
         )
     return wheels

@@ -43,7 +43,8 @@ def inputs(matrix: Matrix, variant: Variant) -> list[str]:
 
 
 def inputs_digest(matrix: Matrix, variant: Variant) -> str:
-    base = [variant.base.image, variant.base.python, str(variant.base.bootstrap), *sorted(variant.packages)]
+    base = [variant.base.image, variant.base.python, variant.base.glibc, str(variant.base.bootstrap)]
+    base += sorted(variant.packages)
     if variant.platform != AMD64:
         base.append(variant.platform.name)
     left_out = [*sorted(variant.exclude), *sorted(variant.prune), *sorted(variant.source_only)]

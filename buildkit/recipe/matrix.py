@@ -1,6 +1,7 @@
 """Reads and validates `images/matrix.toml` and `images/env/*.toml`."""
 
 import difflib
+import re
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from buildkit.recipe.platform import AMD64, ARM64, Platform, host_platform
 
 STATUSES = ("proven", "untested")
 DEBUG_SUFFIX = "-debug"
+GLIBC = re.compile(r"2\.\d{1,3}")
 Value = TypeVar("Value")
 
 
@@ -21,12 +23,14 @@ Value = TypeVar("Value")
 class Base:
     """A base image: a public reference, and how mmdebstrap makes the same base without a registry.
 
+    `glibc` is the version of its C library: wheels for a newer one are not resolved, because they would not load.
     In `bootstrap`, `also` is a second suite, from which the packages in `take` come; no public image has both suites.
     """
 
     name: str
     image: str
     python: str
+    glibc: str
     bootstrap: dict[str, str] | None = None
     vendor: bool = False  # the image contains torch and vLLM
 
@@ -200,10 +204,7 @@ def read_matrix(root: Path, path: Path, data: dict[str, Any]) -> Matrix:
         raise MatrixError(
             f"{path}: `schema` is {data.get('schema')!r}, not 1", "use the buildkit that belongs to this checkout"
         )
-    bases = {
-        name: build(Base, {"name": name, **table}, path, f"bases.{name}")
-        for name, table in table_of(data, "bases", path).items()
-    }
+    bases = {name: read_base(name, table, path) for name, table in table_of(data, "bases", path).items()}
     packages = table_of(data, "packages", path)
     source_only = data.get("source_only", {})
     targets = {
@@ -220,6 +221,15 @@ def read_matrix(root: Path, path: Path, data: dict[str, Any]) -> Matrix:
     lists = {key: tuple(names) for key, names in data.get("debug", {}).items()}
     debuggers = build(Debuggers, lists, path, "debug")
     return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers)
+
+
+def read_base(name: str, table: dict[str, Any], path: Path) -> Base:
+    base = build(Base, {"name": name, **table}, path, f"bases.{name}")
+    if not GLIBC.fullmatch(base.glibc):
+        raise MatrixError(
+            f"{path}: bases.{name}: `glibc` is {base.glibc!r}", 'write what `ldd --version` says there, like "2.36"'
+        )
+    return base
 
 
 def read_target(
@@ -314,5 +324,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MatrixError(f"{path} is missing", "run from a Slipway checkout, or name it with --project") from None
+    except OSError as error:
+        raise MatrixError(f"{path} cannot be read: {error.strerror}", "make it a readable file") from error
     except ValueError as error:  # TOMLDecodeError, text in another encoding, a number of thousands of digits
         raise MatrixError(f"{path}: {error}", "correct the TOML there") from error

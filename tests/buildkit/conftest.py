@@ -12,6 +12,7 @@ SMALL_MATRIX = """
 schema = 1
 [bases.debian12]
 image = "debian:bookworm-slim"
+glibc = "2.36"
 python = "3.11"
 bootstrap = { suite = "bookworm", variant = "minbase" }
 [packages]

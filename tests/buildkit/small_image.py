@@ -28,6 +28,7 @@ MATRIX = """
 schema = 1
 [bases.debian12]
 image = "debian:bookworm-slim"
+glibc = "2.36"
 python = "3.11"
 bootstrap = {{ suite = "bookworm", variant = "minbase" }}
 [packages]

@@ -1,7 +1,18 @@
 """Stand-ins for vLLM's ROCm wheels, and an index on loopback that serves them.
 
-Names, versions, tags and pins are those of https://wheels.vllm.ai/rocm, the names of libraries those in its wheels. The
-contents are not: a module says its version and loads its libraries.
+Names, versions, tags, pins and needed libraries are facts of the real wheels, from public sources; the contents are not:
+a module says its version and loads its libraries. Sources:
+
+- vLLM 0.31.0, its index, and ROCm 7.2.3: the release notes of v0.31.0 (https://github.com/vllm-project/vllm/releases).
+- The versions of torch, Triton and AITER: `docker/Dockerfile.rocm_base` of v0.31.0, which builds them at commits 733fca1
+  and 669b31a and at v0.1.23; `pip list` of vllm/vllm-openai-rocm:v0.31.0 shows 2.13.0+git733fca1.
+- The tags: the files of the indexes for 0.28.0 to 0.30.0, as listed in
+  `studio/backend/core/inference/engine_install.py` of unslothai/unsloth (glibc 2.39) and in Dockerfiles that name each
+  file; Triton's is tagged for glibc 2.35, amdsmi's is pure Python. vLLM's installation page asks for glibc 2.39, too.
+- The versions of flash-attn and amdsmi are those of 0.28.0 to 0.30.0, for the same ROCm.
+- Libraries that torch needs outside its wheel (Open MPI 4's, libnuma's and ROCm's): the same file of unslothai/unsloth.
+
+torchvision and torchaudio are left out: no public source names their versions in this release.
 """
 
 import hashlib
@@ -14,7 +25,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-PLATFORM = "cp312-cp312-linux_x86_64"
+from packaging.utils import canonicalize_name
+
+INDEX = "https://wheels.vllm.ai/rocm/0.31.0/rocm723"
+PLATFORM = "cp312-cp312-manylinux_2_39_x86_64"
+ROCM_LIBRARIES = (
+    "libamdhip64.so.7",
+    "libhiprtc.so.7",
+    "libMIOpen.so.1",
+    "librocblas.so.5",
+    "libhipblas.so.3",
+    "libhipblaslt.so.1",
+    "libhipfft.so.0",
+    "libhiprand.so.1",
+    "libhipsparse.so.4",
+    "libhipsparselt.so.0",
+    "libhipsolver.so.1",
+    "librocsolver.so.0",
+    "librccl.so.1",
+    "librocprofiler-sdk.so.1",
+    "libroctx64.so.4",
+)
+SYSTEM_LIBRARIES = ("libmpi.so.40", "libmpi_cxx.so.40", "libnuma.so.1")
 MODULE = """import ctypes
 import pathlib
 
@@ -39,25 +71,37 @@ class StandIn:
         return f"{self.name}-{self.version}-{self.tags}.whl"
 
 
-TORCH = "torch==2.12.0+git6bbd260"
+VLLM = "0.31.0+rocm723"
+TORCH = "torch==2.13.0+git733fca1"
+TRITON = "triton==3.8.0+git669b31ac"
 WHEELS = (
     StandIn(
         "vllm",
-        "0.30.0+rocm723",
-        "cp312-cp312-manylinux_2_34_x86_64",
-        (TORCH, "triton==3.7.1", "torchvision==0.27.1+df56172", "transformers>=5.10.4"),
+        VLLM,
+        PLATFORM,
+        (
+            TORCH,
+            TRITON,
+            "amd-aiter==0.1.23",
+            "flash-attn==2.8.3",
+            "amdsmi==26.2.2+c2d9476115",
+            "transformers<5.18.0,>=5.10.4",
+        ),
         ("vllm/_rocm_C.abi3.so",),
     ),
     StandIn(
         "torch",
-        "2.12.0+git6bbd260",
+        "2.13.0+git733fca1",
         PLATFORM,
-        ("triton==3.7.1",),
+        (TRITON,),
         ("torch/lib/libc10_hip.so", "torch/lib/libtorch_hip.so"),
     ),
-    StandIn("triton", "3.7.1", PLATFORM),
-    StandIn("torchvision", "0.27.1+df56172", PLATFORM, (TORCH,)),
+    StandIn("triton", "3.8.0+git669b31ac", "cp312-cp312-manylinux_2_35_x86_64"),
+    StandIn("amd_aiter", "0.1.23", PLATFORM, (TORCH,)),
+    StandIn("flash_attn", "2.8.3", PLATFORM, (TORCH,)),
+    StandIn("amdsmi", "26.2.2+c2d9476115", "py3-none-any"),
 )
+VERSIONS = {canonicalize_name(wheel.name): wheel.version for wheel in WHEELS}
 
 
 def write_wheels(folder: Path, library: bytes = b"") -> None:
@@ -99,7 +143,7 @@ class Index(http.server.ThreadingHTTPServer):
         return f"http://{self.server_address[0]}:{self.server_port}/whl"
 
     def page(self, name: str) -> bytes:
-        wheels = [path for path in sorted(self.folder.iterdir()) if path.name.split("-")[0] == name]
+        wheels = [path for path in sorted(self.folder.iterdir()) if canonicalize_name(path.name.split("-")[0]) == name]
         return "".join(map(link, wheels)).encode()
 
 

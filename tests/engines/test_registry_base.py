@@ -27,6 +27,7 @@ COPIED = ("buildkit", "entrypoints", "images", "trainer", "pyproject.toml")
 SMALL = """
 [bases.local]
 image = "{image}"
+glibc = "2.36"
 python = "3.11"
 
 [targets.cpu.variants.small]

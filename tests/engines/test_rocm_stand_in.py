@@ -1,7 +1,8 @@
 """The ROCm image on its whole way, from a variant without a lock to a published, signed and verified image.
 
 The tools, the registry, Ubuntu, Ray and Transformers are real. Stand-ins are the wheels of vLLM's index and the ROCm
-libraries in the base: they have the real names, versions and tags, and link to each other, but compute nothing.
+libraries in the base: they have the real names, versions and tags, and need the libraries that the real ones need, but
+compute nothing.
 """
 
 import json
@@ -16,14 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.buildkit.stand_ins import Index, serving, write_wheels
+from tests.buildkit.stand_ins import INDEX, ROCM_LIBRARIES, SYSTEM_LIBRARIES, Index, serving, write_wheels
 from tests.engines.conftest import ROOT, need
 from tests.publish.conftest import Server
 
 pytestmark = pytest.mark.timeout(1800)
 
 BASE = "rocm/dev-ubuntu-24.04:7.2.3-complete"
-INDEX = "https://wheels.vllm.ai/rocm/0.30.0/rocm723"
 COPIED = ("buildkit", "entrypoints", "images", "tests", "trainer", "pyproject.toml")
 SOURCES = """Types: deb
 URIs: {mirror}
@@ -77,8 +77,8 @@ def rocm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need("gcc")
     root = tmp_path_factory.mktemp("rocm")
     library = root / "opt" / "rocm" / "lib"
-    write_library(library / "libamdhip64.so.7")
-    write_library(library / "librccl.so.1", RCCL, library / "libamdhip64.so.7")
+    for name in ROCM_LIBRARIES:
+        write_library(library / name, RCCL if name == "librccl.so.1" else "")
     (root / "opt" / "rocm" / ".info").mkdir()
     (root / "opt" / "rocm" / ".info" / "version").write_text("7.2.3-1\n")
     (root / "etc" / "ld.so.conf.d").mkdir(parents=True)
@@ -114,8 +114,10 @@ def base(server: Server, rocm: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def index(rocm: Path, tmp_path: Path) -> Iterator[Index]:
     """The wheels at the address of this host that both buildkit and the containers of a build reach."""
-    library = rocm / "opt" / "rocm" / "lib"
-    write_library(tmp_path / "any.so", "", library / "libamdhip64.so.7", library / "librccl.so.1")
+    for name in SYSTEM_LIBRARIES:  # to link to; the image has Ubuntu's own
+        write_library(tmp_path / "system" / name)
+    needed = [rocm / "opt" / "rocm" / "lib" / name for name in ROCM_LIBRARIES]
+    write_library(tmp_path / "any.so", "", *needed, *(tmp_path / "system" / name for name in SYSTEM_LIBRARIES))
     write_wheels(tmp_path / "wheels", (tmp_path / "any.so").read_bytes())
     gateway = run("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
     with serving(tmp_path / "wheels", gateway.strip()) as index:
@@ -172,7 +174,7 @@ def test_rocm_from_lock_to_verified_image_with_stand_in_wheels_and_base(
     assert "has no lock yet; resolving it first" in built.stderr
     assert json.loads(built.stdout)["base_provider"] == "registry"
     lock = (tmp_path / "project" / "images" / "locks" / "rocm" / "rocm7.2-wheels.txt").read_text()
-    assert "torch==2.12.0+git6bbd260" in lock
+    assert "torch==2.13.0+git733fca1" in lock
     assert "://" not in lock
     plan = json.loads(succeed(buildkit("plan", *target, "--json")).stdout)
     assert {check["status"] for check in plan["checks"]} == {"ok"}
@@ -181,7 +183,7 @@ def test_rocm_from_lock_to_verified_image_with_stand_in_wheels_and_base(
     image = json.loads(built.stdout)["tags"][0]
     code = "import vllm, torch, ctypes; print(torch.__version__, vllm.__version__)"
     words = ["docker", "run", "--rm", "--entrypoint", "/opt/slipway/venv/bin/python", image, "-c", code]
-    assert run(*words) == "2.12.0+git6bbd260 0.30.0+rocm723\n"
+    assert run(*words) == "2.13.0+git733fca1 0.31.0+rocm723\n"
     succeed(buildkit("test", *target, "--tier", "smoke", "--", "-q"))
 
     run("cosign", "generate-key-pair", cwd=tmp_path)

@@ -37,7 +37,7 @@ def test_debuggers_get_the_versions_of_their_own_platform(matrix: Matrix) -> Non
 def test_a_lock_holds_the_wheels_of_its_platform(project: Path, tmp_path: Path) -> None:
     (project / "pyproject.toml").write_text(PYPROJECT.replace('"idna==3.10"', ""))
     matrix = load_matrix(project)
-    base = Base("b", f"debian@sha256:{'1' * 64}", "3.11")
+    base = Base("b", f"debian@sha256:{'1' * 64}", "3.11", "2.36")
     variant = replace(matrix.variant("cpu", platform=ARM64), base=base, requirements=("thing==1.0",))
     wheels = tmp_path / "wheels"
     wheels.mkdir()

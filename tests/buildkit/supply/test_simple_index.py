@@ -16,6 +16,7 @@ import requests
 
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
+from buildkit.recipe.matrix import Base
 from buildkit.supply.only_wheels import only_wheels
 from buildkit.supply.simple_index import OfferedFile, local_offers, offered_wheels, remote_offers
 from buildkit.supply.wheel_facts import Pin, read_wheel_facts
@@ -37,6 +38,7 @@ def make_wheel() -> bytes:
 
 WHEEL = make_wheel()
 SHA256 = hashlib.sha256(WHEEL).hexdigest()
+BASE = Base("debian12", "debian:bookworm-slim", "3.11", "2.36")
 PIN = Pin("some-thing", "1.0+cpu", frozenset({SHA256}))
 SOURCE, SOURCE_SHA256 = "some-thing-1.0.tar.gz", "0" * 64
 LINKS = f"""<!DOCTYPE html><html><body>
@@ -178,7 +180,7 @@ def test_server_without_an_index_is_named(other_server: Index, session: requests
 
 def test_facts_are_read_from_parts_of_the_wheel(index: Index) -> None:
     host = host_with(f"{index.address}/simple")
-    facts = read_wheel_facts([PIN], "3.11", host, [], [], frozenset({"some-thing"}))["some-thing"]
+    facts = read_wheel_facts([PIN], BASE, host, [], [], frozenset({"some-thing"}))["some-thing"]
     assert facts.bytes == 400_600 + len("Metadata-Version: 2.1\nRequires-Dist: torch==2\n")
     assert facts.requires == ("torch==2",)
     assert 0 < index.sent_bytes < len(WHEEL) / 2
@@ -187,13 +189,13 @@ def test_facts_are_read_from_parts_of_the_wheel(index: Index) -> None:
 def test_wheel_whose_hash_differs_from_the_lock_is_skipped(index: Index) -> None:
     pin = Pin(PIN.name, PIN.version, frozenset({"0" * 64}))
     with pytest.raises(LockError, match="no index has a wheel of some-thing"):
-        read_wheel_facts([pin], "3.11", host_with(f"{index.address}/simple"), [], [], frozenset())
+        read_wheel_facts([pin], BASE, host_with(f"{index.address}/simple"), [], [], frozenset())
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # remotezip leaves the refused answer open
 def test_server_without_ranges_is_named(index_without_ranges: Index) -> None:
     with pytest.raises(LockError, match="range requests") as error:
-        read_wheel_facts([PIN], "3.11", host_with(f"{index_without_ranges.address}/simple"), [], [], frozenset())
+        read_wheel_facts([PIN], BASE, host_with(f"{index_without_ranges.address}/simple"), [], [], frozenset())
     assert "HTTP ranges" in error.value.hint
     del error
     gc.collect()  # here, where the warning is expected

@@ -19,10 +19,19 @@ from buildkit.recipe.matrix import Base, Matrix, Variant, VendorIndex, load_matr
 from buildkit.supply.resolve import lock_for_build
 from buildkit.supply.vendor_indexes import with_vendor_indexes
 from tests.buildkit.conftest import PYPROJECT, ROOT
-from tests.buildkit.stand_ins import WHEELS, Index, StandIn, serving, write_wheel, write_wheels
+from tests.buildkit.stand_ins import (
+    INDEX,
+    TORCH,
+    VERSIONS,
+    WHEELS,
+    Index,
+    StandIn,
+    serving,
+    write_wheel,
+    write_wheels,
+)
 
 DIGEST = f"sha256:{'1' * 64}"
-VLLM = "https://wheels.vllm.ai/rocm/0.30.0/rocm723"
 
 
 @pytest.fixture
@@ -47,13 +56,13 @@ def checkout(tmp_path: Path) -> Matrix:
 def variant(checkout: Matrix) -> Variant:
     """The default ROCm variant, with vLLM's wheels alone."""
     variant = checkout.variant("rocm")
-    base = Base("rocm", f"rocm/dev@{DIGEST}", variant.base.python)
+    base = Base("rocm", f"rocm/dev@{DIGEST}", variant.base.python, variant.base.glibc)
     return replace(variant, base=base, requirements=variant.requirements[:1], exclude={"transformers": "large"})
 
 
 def mirrored(index: Index) -> HostSettings:
     """A host on which only the vendor's index answers, through its mirror."""
-    return replace(read_host({}), default_index=f"{index.address}/none", mirrors={VLLM: index.address})
+    return replace(read_host({}), default_index=f"{index.address}/none", mirrors={INDEX: index.address})
 
 
 def test_stand_in_rocm_wheels_are_locked_planned_and_staged(
@@ -64,8 +73,9 @@ def test_stand_in_rocm_wheels_are_locked_planned_and_staged(
     lock = lock_for_build(checkout, variant, host, tmp_path / "cache", locked=False)
     assert "has no lock yet; resolving it first" in caplog.text
     assert lock_path(checkout, variant).is_relative_to(checkout.root)
-    assert lock.versions == {
-        "vllm": "0.30.0+rocm723", "torch": "2.12.0+git6bbd260", "triton": "3.7.1", "torchvision": "0.27.1+df56172",
+    assert lock.versions == VERSIONS
+    assert {name: wheel.glibc for name, wheel in lock.wheels.items()} == {
+        "vllm": "2.39", "torch": "2.39", "triton": "2.35", "amd-aiter": "2.39", "flash-attn": "2.39", "amdsmi": "",
     }  # fmt: skip
 
     asked = len(index.asked)
@@ -77,13 +87,23 @@ def test_stand_in_rocm_wheels_are_locked_planned_and_staged(
 
     host, context = with_vendor_indexes(host, variant), tmp_path / "context"
     stage(context, checkout, variant, lock, "registry", host)
-    assert "torch==2.12.0+git6bbd260" in (context / "requirements" / "torch.txt").read_text()
+    assert TORCH in (context / "requirements" / "torch.txt").read_text()
     secrets = write_secrets(tmp_path, variant.base, host)
     assert index.address in secrets["host_environment"].read_text()
     public = [lock_path(checkout, variant), *(path for path in context.rglob("*") if path.parent.name != "tools")]
     named = [path for path in public if path.is_file() and b"wheels.vllm.ai" in path.read_bytes()]
     assert named == []
     assert [path for path in public if path.is_file() and index.address.encode() in path.read_bytes()] == []
+
+
+def test_a_base_that_is_too_old_for_the_wheels_is_named_with_what_it_lacks(
+    checkout: Matrix, variant: Variant, index: Index, tmp_path: Path
+) -> None:
+    variant = replace(variant, base=replace(variant.base, name="debian12", glibc="2.36"))
+    with pytest.raises(LockError, match=r"debian12 has glibc 2\.36, vllm 0\.31\.0\+rocm723 needs 2\.39") as caught:
+        lock_for_build(checkout, variant, mirrored(index), tmp_path / "cache", locked=False)
+    assert "name a newer `base`" in caught.value.hint
+    assert not lock_path(checkout, variant).exists()
 
 
 def test_locked_refuses_a_variant_without_a_lock(project: Path) -> None:
@@ -106,8 +126,8 @@ def test_without_the_index_nothing_is_written_and_the_next_command_is_named(
     host = replace(read_host({}), default_index="http://127.0.0.1:9", mirrors=mirrors)
     with pytest.raises(LockError) as caught:
         lock_for_build(checkout, variant, host, tmp_path / "cache", locked=False)
-    assert "http://127.0.0.1:9/rocm/0.30.0/rocm723 does not answer" in caplog.text
-    assert "reach http://127.0.0.1:9/rocm/0.30.0/rocm723, or name a mirror" in caught.value.hint
+    assert "http://127.0.0.1:9/rocm/0.31.0/rocm723 does not answer" in caplog.text
+    assert "reach http://127.0.0.1:9/rocm/0.31.0/rocm723, or name a mirror" in caught.value.hint
     assert "buildkit lock --target rocm --variant rocm7.2-wheels" in caught.value.hint
     assert "secret" not in caplog.text + str(caught.value) + caught.value.hint
     assert not list((checkout.images).rglob("locks/*"))
@@ -162,13 +182,13 @@ def test_an_index_for_one_distribution_serves_nothing_else(
     (tmp_path / "other" / next(wheel.filename for wheel in WHEELS if wheel.name == "torch")).unlink()
     variant = replace(
         variant,
-        requirements=("torch==2.12.0+git6bbd260", "idna"),
-        indexes={VLLM: VendorIndex("torch", only=("torch",))},
+        requirements=(TORCH, "idna"),
+        indexes={INDEX: VendorIndex("torch", only=("torch",))},
     )
     with serving(tmp_path / "other") as other:
         host = replace(mirrored(index), default_index=other.address)
         lock = lock_for_build(checkout, variant, host, tmp_path / "cache", locked=False)
-    assert lock.versions == {"idna": "3.10", "torch": "2.12.0+git6bbd260", "triton": "3.7.1"}
+    assert lock.versions == {"idna": "3.10", "torch": VERSIONS["torch"], "triton": VERSIONS["triton"]}
 
 
 def test_the_longest_mirrored_address_wins() -> None:

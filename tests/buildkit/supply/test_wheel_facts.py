@@ -9,8 +9,10 @@ import pytest
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
 from buildkit.recipe.lock import Pin
+from buildkit.recipe.matrix import Base
 from buildkit.supply.wheel_facts import is_named, library_architectures, read_wheel_facts
 
+BASE = Base("debian12", "debian:bookworm-slim", "3.11", "2.36")
 METADATA = """Metadata-Version: 2.1
 Name: thing
 Requires-Python: >=3.9
@@ -38,7 +40,7 @@ def host_with(folder: Path) -> HostSettings:
 def test_sizes_libraries_and_requirements_are_read(wheel: Path) -> None:
     pins = [Pin("thing", "1.0", frozenset())]
     host, roots = host_with(wheel.parent), frozenset({"thing"})
-    facts = read_wheel_facts(pins, "3.11", host, ["thing/tests"], ["*/models"], roots)["thing"]
+    facts = read_wheel_facts(pins, BASE, host, ["thing/tests"], ["*/models"], roots)["thing"]
     assert facts.bytes == 606 + 1000 + len(METADATA)
     assert facts.python_bytes == 600
     assert facts.libraries == ("libnccl.so.2",)
@@ -50,7 +52,7 @@ def test_a_wheel_for_another_python_is_skipped(wheel: Path) -> None:
     wheel.rename(wheel.with_name("thing-1.0-cp38-cp38-win_amd64.whl"))
     host = HostSettings("http://127.0.0.1:9", (), (str(wheel.parent),), (), None, {}, "")
     with pytest.raises(LockError):
-        read_wheel_facts([Pin("thing", "1.0", frozenset())], "3.11", host, [], [], frozenset())
+        read_wheel_facts([Pin("thing", "1.0", frozenset())], BASE, host, [], [], frozenset())
 
 
 @pytest.mark.parametrize(

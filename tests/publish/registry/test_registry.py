@@ -47,7 +47,7 @@ def test_base_is_locked_by_its_digest_in_the_registry(
     digest = push_image(registry, "slim")
     monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path, shared_server.host)))
     monkeypatch.setenv("UV_SSL_CERT_FILE", str(shared_server.ca))
-    base = Base("debian", f"{registry.reference.name}:slim", "3.11")
+    base = Base("debian", f"{registry.reference.name}:slim", "3.11", "2.36")
     assert registry_digest(base) == digest
     with pytest.raises(RegistryError, match=r"has no .*:gone"):
         registry_digest(replace(base, image=f"{registry.reference.name}:gone"))
