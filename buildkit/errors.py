@@ -11,6 +11,7 @@
 | 8 | `BaseError` | no provider could supply the base image |
 | 9 | `RunError` | containers or their network could not be started |
 | 10 | `ExportError` | an image could not be written into a file |
+| 11 | `SettingsError` | a file with this host's settings is malformed or cannot be read |
 | 16 | `PlanError` | pins do not fit together, or two builds differ |
 | 20 | `RegistryError` | a registry refuses, is full, does not answer, or holds damaged content |
 | 21 | `InventoryError` | an image's content cannot be described |
@@ -69,6 +70,10 @@ class RunError(BuildkitError):
 
 class ExportError(BuildkitError):
     exit_code = 10
+
+
+class SettingsError(BuildkitError):
+    exit_code = 11
 
 
 class PlanError(BuildkitError):

@@ -1,8 +1,10 @@
-"""Reads files of a host below a root directory. A file that is missing or unreadable is empty, never an error."""
+"""Reads files of a host below a root directory: facts of the system, and files in which its user sets something."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from buildkit.errors import SettingsError
 
 
 def entries(folder: Path) -> Iterator[Path]:
@@ -13,11 +15,39 @@ def entries(folder: Path) -> Iterator[Path]:
 
 
 def read_text(path: Path) -> str:
-    """The file's text without surrounding blanks. Reading an unset GID slot, for example, fails with EINVAL."""
+    """A fact's text without surrounding blanks, empty if it cannot be read: an unset GID slot fails with EINVAL."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file. pathlib raises for a name that is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder, as `is_file`."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def settings_text(path: Path) -> str:
+    """The text of a file in which somebody sets something. Raises `SettingsError` if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror}", "make it a readable file, or remove it"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text", "save it as UTF-8, or remove it") from error
 
 
 def found(pattern: str, text: str) -> str | None:

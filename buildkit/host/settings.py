@@ -2,11 +2,11 @@
 
 A build uses them through secrets and its context, so that it works behind a mirror or offline, and none of it lands in
 the image. Sources: pip's configuration (https://pip.pypa.io/en/stable/topics/configuration/), uv's environment
-variables (https://docs.astral.sh/uv/reference/environment/), apt's sources.list(5), and the usual proxy variables.
+variables (https://docs.astral.sh/uv/reference/environment/) and files, apt's sources.list(5), and the usual proxy
+variables. A file that is there and cannot be understood is a `SettingsError`, never skipped.
 `SLIPWAY_INDEX_MIRRORS` holds pairs `ADDRESS=MIRROR`: whatever lies below the one is fetched from below the other.
 """
 
-import configparser
 import os
 import shlex
 from collections.abc import Mapping
@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from buildkit.errors import UsageError
+from buildkit.errors import SettingsError, UsageError
+from buildkit.host.certificates import find_ca
+from buildkit.host.files import settings_text
+from buildkit.host.index_settings import read_pip, read_uv
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 UV_PATIENCE = ("UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES")
-CA_VARIABLES = ("UV_SSL_CERT_FILE", "PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-SYSTEM_CA = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
-LISTS = {"extra-index-url", "find-links", "trusted-host"}
+LONGEST_NAME = 255  # bytes of a folder's name
 MIRRORS = "SLIPWAY_INDEX_MIRRORS"
 
 
@@ -89,24 +90,51 @@ def as_path(location: str) -> Path:
 def read_host(
     environ: Mapping[str, str] = os.environ, root: Path = Path("/"), home: Path | None = None
 ) -> HostSettings:
-    """Reads the configuration as pip and apt do: files from the least to the most specific, then the environment."""
-    pip = read_pip(environ, root, home or Path.home())
-    indexes = (
-        environ.get("UV_INDEX", environ.get("UV_EXTRA_INDEX_URL", "")).split() or pip.get("extra-index-url", "").split()
+    """Reads the configuration as uv, pip and apt do: uv's variables, uv's files, then what pip is told.
+
+    Raises `SettingsError` for a file that cannot be understood, and for an address that is none.
+    """
+    pip, uv = read_pip(environ, root, home or Path.home()), read_uv(environ, root, home or Path.home())
+    named = environ.get("UV_INDEX", environ.get("UV_EXTRA_INDEX_URL", "")).split()
+    indexes = [without_name(index) for index in named] or uv.indexes or pip.get("extra-index-url", "").split()
+    links = (
+        environ.get("UV_FIND_LINKS", "").replace(",", " ").split() or uv.find_links or pip.get("find-links", "").split()
     )
-    links = environ.get("UV_FIND_LINKS", "").replace(",", " ").split() or pip.get("find-links", "").split()
-    default = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or pip.get("index-url")
+    default = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or uv.default_index or pip.get("index-url")
+    default = without_name(default) if default else None
+    for address in (*indexes, *links, *([default] if default else [])):
+        check_address(address)
     return HostSettings(
         default_index=default,
         indexes=tuple(dict.fromkeys(indexes)),
         find_links=tuple(dict.fromkeys(links)),
-        trusted_hosts=tuple(dict.fromkeys(pip.get("trusted-host", "").split())),
+        trusted_hosts=tuple(dict.fromkeys((*uv.trusted_hosts, *pip.get("trusted-host", "").split()))),
         ca_bundle=find_ca(environ, pip.get("cert"), root),
         proxies={name: environ[name] for name in PROXIES if environ.get(name)},
         apt_sources=read_apt(root),
         mirrors=read_mirrors(environ.get(MIRRORS, "")),
         patience={name: environ[name] for name in UV_PATIENCE if environ.get(name)},
     )
+
+
+def without_name(index: str) -> str:
+    """The address of an index that uv's variables give as `NAME=ADDRESS`."""
+    name, equals, address = index.partition("=")
+    return address if equals and name.replace("-", "").replace("_", "").replace(".", "").isalnum() else index
+
+
+def check_address(address: str) -> None:
+    """Raises `SettingsError` for text that is neither an address nor a path."""
+    try:
+        parts = () if is_web(address) and urlsplit(address) else as_path(address).parts
+        usable = "\0" not in address and all(len(part.encode()) <= LONGEST_NAME for part in parts)
+    except ValueError:  # also text that is not UTF-8
+        usable = False
+    if not usable:
+        raise SettingsError(
+            f"{without_password(address)[:200]!r} is no address of an index or a folder",
+            "correct pip's or uv's configuration",
+        )
 
 
 def read_mirrors(text: str) -> dict[str, str]:
@@ -126,45 +154,10 @@ def is_web(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
 
-def read_pip(environ: Mapping[str, str], root: Path, home: Path) -> dict[str, str]:
-    config = Path(environ.get("XDG_CONFIG_HOME", home / ".config"))
-    files = [root / "etc/xdg/pip/pip.conf", root / "etc/pip.conf", home / ".pip/pip.conf", config / "pip/pip.conf"]
-    if explicit := environ.get("PIP_CONFIG_FILE"):
-        files.append(Path(explicit))
-    values: dict[str, str] = {}
-    for file in files:
-        parser = configparser.RawConfigParser()
-        parser.read(file)
-        for section in ("global", "install"):
-            if parser.has_section(section):
-                values.update(parser.items(section))
-    for name in ("index-url", "cert", *LISTS):
-        if value := environ.get("PIP_" + name.upper().replace("-", "_")):
-            values[name] = value
-    return values
-
-
-def find_ca(environ: Mapping[str, str], configured: str | None, root: Path) -> Path | None:
-    named = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
-    candidates = [
-        *named,
-        *([Path(configured)] if configured else []),
-        *(root / str(path).lstrip("/") for path in SYSTEM_CA),
-    ]
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def with_system_ca(named: Path | None, root: Path = Path("/")) -> str:
-    """Certificates as PEM: the system's and the named ones, which alone would refuse every public server."""
-    system = next((path for path in (root / str(path).lstrip("/") for path in SYSTEM_CA) if path.is_file()), None)
-    paths = dict.fromkeys(path for path in (system, named) if path)
-    return "\n".join(path.read_text() for path in paths)
-
-
 def read_apt(root: Path) -> str:
     """The host's Debian sources as deb822 text, for builds of the same release."""
     folder = root / "etc/apt/sources.list.d"
-    texts = [path.read_text() for path in sorted(folder.glob("debian*.sources"))] if folder.is_dir() else []
+    texts = [settings_text(path) for path in sorted(folder.glob("debian*.sources"))] if folder.is_dir() else []
     return "\n".join(texts)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from buildkit.errors import BuildError, DiskError
-from buildkit.host.settings import HostSettings, as_shell, read_host, with_system_ca
+from buildkit.host.certificates import with_system_ca
+from buildkit.host.settings import HostSettings, as_shell, read_host
 from buildkit.images.plan import CODE, Plan, make_plan, record_build
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
 from buildkit.recipe.lock import Lock

@@ -2,13 +2,12 @@
 
 import hashlib
 import os
-import tomllib
 from pathlib import Path
 
-from buildkit.errors import LockError
+from buildkit.errors import LockError, MatrixError
 from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.lock import Lock, parse_lock
-from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.recipe.matrix import Matrix, Variant, read_toml
 from buildkit.recipe.platform import AMD64
 from buildkit.recipe.project import INSTALLED
 
@@ -37,8 +36,11 @@ def lock_command(variant: Variant) -> str:
 
 def inputs(matrix: Matrix, variant: Variant) -> list[str]:
     """The requirements to resolve: the variant's pins, and what the project's own code imports in every image."""
-    project = tomllib.loads((matrix.root / "pyproject.toml").read_text())
-    common: list[str] = project["project"]["optional-dependencies"]["image"]
+    path = matrix.root / "pyproject.toml"
+    try:
+        common = [str(requirement) for requirement in read_toml(path)["project"]["optional-dependencies"]["image"]]
+    except (LookupError, TypeError) as error:
+        raise MatrixError(f"{path} has no extra `image`", "list there what the project's own code imports") from error
     return [*variant.requirements, *common]
 
 
@@ -65,7 +67,12 @@ def sha256(text: str) -> str:
 def find_lock(matrix: Matrix, variant: Variant) -> Lock:
     """The variant's lock as it is, current or not; an empty one when there is none. Raises `LockError`."""
     path = lock_path(matrix, variant)
-    return parse_lock(path.read_text()) if path.is_file() else Lock()
+    if not path.exists():
+        return Lock()
+    try:
+        return parse_lock(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(f"{path} cannot be read: {error}", f"make it again with `{lock_command(variant)}`") from error
 
 
 def read_lock(matrix: Matrix, variant: Variant) -> Lock:

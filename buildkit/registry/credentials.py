@@ -6,17 +6,20 @@ Tokens: https://distribution.github.io/distribution/spec/auth/token/.
 import json
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 import requests
 from docker.auth import AuthConfig, load_config
 from docker.errors import DockerException
+from docker.utils.config import find_config_file
 
-from buildkit.errors import RegistryError
-from buildkit.host.settings import find_ca
+from buildkit.errors import RegistryError, SettingsError
+from buildkit.host.certificates import find_ca
+from buildkit.host.files import settings_text
 from buildkit.registry.answers import ANSWER_LIMIT, read_limited
 from buildkit.registry.reference import Reference
 
@@ -37,17 +40,50 @@ class Credentials:
 
 
 def read_credentials(host: str) -> Credentials:
-    """The credentials of `docker login HOST`, from `$DOCKER_CONFIG`, `~/.docker` or a credential helper."""
+    """The credentials of `docker login HOST`, from `$DOCKER_CONFIG`, `~/.docker` or a credential helper.
+
+    Raises `SettingsError` for a file that is no configuration of docker's, `RegistryError` if a helper fails.
+    """
+    content = docker_config()
+    if not content:
+        return Credentials()
     try:
-        config: AuthConfig = load_config()
-        found = config.resolve_authconfig(host) or {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about an absent helper, which its error names
+            config: AuthConfig = load_config(config_dict=content)
+            stored = config.resolve_authconfig(host) or {}
+        # The SDK spells them in two ways: as in config.json, and as credential helpers answer.
+        values = {name.lower(): str(value) for name, value in stored.items() if value}
     except DockerException as error:
         raise RegistryError(
             f"docker's stored credentials for {host} cannot be read: {error}", f"run `docker login {host}` again"
         ) from error
-    # The SDK spells them in two ways: as in config.json, and as credential helpers answer.
-    values = {name.lower(): value for name, value in found.items() if value}
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:  # the SDK checks no types
+        raise SettingsError(
+            f"docker's stored credentials for {host} are malformed, in {config_file()} or in a helper's answer "
+            f"({type(error).__name__})",
+            f"run `docker login {host}` again",
+        ) from error
     return Credentials(values.get("username", ""), values.get("password", ""), values.get("identitytoken", ""))
+
+
+def docker_config() -> dict[str, Any]:
+    """docker's configuration; empty where there is none. Raises `SettingsError` if it is no JSON object."""
+    path = config_file()
+    if path is None:
+        return {}
+    try:
+        content = json.loads(settings_text(path))
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} is no JSON: {error}", "correct it, or remove it and run `docker login`") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} is no JSON object", "correct it, or remove it and run `docker login`")
+    return content
+
+
+def config_file() -> Path | None:
+    found = find_config_file()
+    return Path(str(found)) if found else None
 
 
 def trusted_ca(host: str, named: Path | None) -> Path | None:

@@ -15,7 +15,7 @@ from urllib.request import getproxies
 import requests
 
 from buildkit.errors import RegistryError
-from buildkit.host.settings import with_system_ca
+from buildkit.host.certificates import with_system_ca
 from buildkit.registry.answers import ANSWER_LIMIT, innermost, read_limited, without_query
 from buildkit.registry.credentials import Anonymous, Credentials, authorize, trusted_ca
 from buildkit.registry.reference import Reference

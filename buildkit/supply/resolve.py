@@ -19,7 +19,8 @@ from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from buildkit.errors import LockError, RegistryError
-from buildkit.host.settings import MIRRORS, HostSettings, with_system_ca
+from buildkit.host.certificates import with_system_ca
+from buildkit.host.settings import MIRRORS, HostSettings
 from buildkit.recipe.lock import Lock, Pin, format_lock, parse_pins
 from buildkit.recipe.lock_file import (
     find_lock,

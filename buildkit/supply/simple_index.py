@@ -7,6 +7,8 @@ A simple index lists the files of a distribution on one page, as JSON or as HTML
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
@@ -19,7 +21,8 @@ from pypi_simple import (
     UnsupportedRepoVersionError,
 )
 
-from buildkit.errors import LockError
+from buildkit.errors import LockError, SettingsError
+from buildkit.host.files import is_file
 from buildkit.host.settings import HostSettings, as_path
 
 log = logging.getLogger(__name__)
@@ -72,10 +75,21 @@ def local_offers(name: str, host: HostSettings) -> Iterator[OfferedFile]:
     for index in host.local_indexes:
         page = (index / name / "index.html").absolute()
         if page.is_file():
-            for file in map(offered, ProjectPage.from_html(name, page.read_bytes(), page.as_uri()).packages):
-                path = as_path(file.location).resolve()
-                if file.is_wheel and file.location.startswith("file:") and path.is_file():
-                    yield replace(file, location=str(path))
+            for file in local_page(name, page):
+                path = as_path(file.location)
+                if file.is_wheel and file.location.startswith("file:") and is_file(path):
+                    yield replace(file, location=str(path.resolve()))
+
+
+def local_page(name: str, page: Path) -> list[OfferedFile]:
+    """The files that a page of a `file:` index lists. Raises `SettingsError` if it cannot be read."""
+    try:
+        files = ProjectPage.from_html(name, page.read_bytes(), page.as_uri()).packages
+        return [offered(file) for file in files if urlsplit(file.url)]
+    except (OSError, ValueError, UnsupportedRepoVersionError) as error:
+        raise SettingsError(
+            f"{page} is not a page of a simple index: {error}", "check the indexes in pip's or uv's configuration"
+        ) from error
 
 
 def remote_offers(address: str, name: str, session: requests.Session) -> Iterator[OfferedFile]:

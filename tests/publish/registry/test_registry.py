@@ -110,7 +110,7 @@ def test_named_authority_is_added_to_the_systems(
     """In place of them, a private registry's authority would refuse a public token server."""
     private = tmp_path / "private.pem"
     trustme.CA().cert_pem.write_to_path(str(private))
-    monkeypatch.setattr("buildkit.host.settings.SYSTEM_CA", (shared_server.ca,))
+    monkeypatch.setattr("buildkit.host.certificates.SYSTEM_CA", (shared_server.ca,))
     reference = connect(shared_server, "test/authorities").reference
     Registry(reference, Credentials(USER, PASSWORD), private, patience=1).check_access()
 
