@@ -12,6 +12,7 @@ from buildkit.certification.certificate import NOT_DONE, Certificate, Hardware, 
 from buildkit.certification.judge import COLLECTIVES, DEVICES, TRAINING
 from buildkit.certification.trials import SHORTEST, SMOKE, ContainerTrial, Trial
 from buildkit.host.machine import Machine, read_machine
+from buildkit.recipe.dockerfile import CHANGES
 from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.running.engine import ContainerEngine
@@ -32,6 +33,8 @@ def certify_image(
     facts = engine.inspect(image) or {}
     if labels["dev.slipway.lock"] != f"sha256:{find_lock(matrix, variant).digest}":
         log.warning("certify: the lock has changed since %s was built; `targets` will say so", image)
+    if changes := labels.get(CHANGES):
+        log.warning("certify: the base of %s is not the one of its lock: %s", image, changes)
     gpus = count_gpus(machine, variant, "certify")
     with tempfile.TemporaryDirectory(prefix="slipway-certify-") as folder:
         trial = ContainerTrial(Path(folder), gpus, image, variant.target, engine, machine)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from buildkit.commands.options import (
     AsJson,
@@ -29,7 +30,7 @@ from buildkit.images.build import build_image, cache_folder
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.platform import choose_platform, host_platform
 from buildkit.running.engine import open_engine
-from buildkit.supply.base import choose_provider
+from buildkit.supply.base import choose_provider, shown
 from buildkit.supply.resolve import lock_for_build
 from buildkit.warming.source import Source
 
@@ -48,7 +49,10 @@ def build(
     registry_ca: RegistryCa = None,
     engine: EngineName = "auto",
     locked: Annotated[
-        bool, typer.Option("--locked", help="Refuse a variant without a lock instead of resolving it.")
+        bool,
+        typer.Option(
+            "--locked", help="Refuse a variant without a lock, and a mirror without the locked packages of the base."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built.")] = False,
     as_json: AsJson = False,
@@ -70,10 +74,12 @@ def build(
     opened = open_engine(engine)
     lock_for_build(matrix, chosen, read_host(), cache_folder(), locked)
     source = Source(warm, warm_key or "", registry_ca) if warm else None
-    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress, source)
+    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress, source, locked)
     if as_json:
         emit(asdict(result))
         return
     errors.print(f"built in {result.seconds:.0f} s: {result.size / 1e9:.2f} GB, {result.image_id[:19]}")
+    if result.base_changes:
+        errors.print(f"[yellow]warning:[/] the base is not the locked one: {escape(shown(result.base_changes))}")
     for name in result.tags:
         sys.stdout.write(f"{name}\n")

@@ -23,6 +23,9 @@ def lock(
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Take the newest versions that fit instead of the locked ones.")
     ] = False,
+    upgrade_base: Annotated[
+        bool, typer.Option("--upgrade-base", help="Take the newest packages of the base; every wheel stays.")
+    ] = False,
     project: Project = None,
 ) -> None:
     """Resolve a variant's pins into its lock file: every wheel and Debian package with its hash."""
@@ -33,5 +36,5 @@ def lock(
             f"the installed package's lock of {chosen.identifier} stays as it is",
             "run from a Slipway checkout, or name it with --project",
         )
-    write_lock(matrix, chosen, read_host(), cache_folder(), upgrade)
+    write_lock(matrix, chosen, read_host(), cache_folder(), upgrade, upgrade_base)
     sys.stdout.write(f"{lock_name(matrix, chosen)}\n")

@@ -1,6 +1,7 @@
 """The command `targets`."""
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.markup import escape
@@ -8,6 +9,9 @@ from rich.table import Table
 
 from buildkit.certification.contributed import Contributed, of_variant, read_certificates
 from buildkit.commands.options import AsJson, Project, emit, errors, open_matrix, table_console
+from buildkit.images.build import cache_folder
+from buildkit.images.plan import last_build
+from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import Matrix, Variant
 
 
@@ -20,17 +24,19 @@ def targets(as_json: AsJson = False, project: Project = None) -> None:
         emit(
             [
                 describe(variant)
+                | describe_lock(matrix, variant)
                 | {"certificates": [describe_certificate(entry) for entry in of_variant(found, variant)]}
                 for variant in variants
             ]
         )
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("target", "variant", "status", "pins"):
+    for column in ("target", "variant", "status", "lock", "pins"):
         table.add_column(column, overflow="fold")
     for variant in variants:
         status = shown_status(variant, of_variant(found, variant))
-        table.add_row(variant.target, variant.name, escape(status), escape(" ".join(variant.requirements)))
+        lock = shown_lock(describe_lock(matrix, variant))
+        table.add_row(variant.target, variant.name, escape(status), lock, escape(" ".join(variant.requirements)))
     table_console(200).print(table)
     for entry in found:
         if entry.problem:
@@ -68,6 +74,25 @@ def describe(variant: Variant) -> dict[str, Any]:
         "python": variant.base.python,
         "pins": list(variant.requirements),
     }
+
+
+def describe_lock(matrix: Matrix, variant: Variant) -> dict[str, Any]:
+    """The day of the lock, its age in days, and how the base of the image that was built here differs from it."""
+    lock, built = find_lock(matrix, variant), last_build(variant, cache_folder())
+    if not lock.text:
+        return {"locked": None, "lock_age_days": None, "base_changes": []}
+    day = datetime.fromtimestamp(lock.epoch, UTC).date()
+    changes = list(built.changes) if built.lock == lock.digest else []
+    age = (datetime.now(UTC).date() - day).days
+    return {"locked": day.isoformat(), "lock_age_days": age, "base_changes": changes}
+
+
+def shown_lock(lock: dict[str, Any]) -> str:
+    if lock["locked"] is None:
+        return "none"
+    age = {0: "today", 1: "1 day old"}.get(lock["lock_age_days"], f"{lock['lock_age_days']} days old")
+    changed = "; the image here has a newer base" if lock["base_changes"] else ""
+    return f"{age}{changed}"
 
 
 def describe_certificate(entry: Contributed) -> dict[str, Any]:

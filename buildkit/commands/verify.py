@@ -19,6 +19,7 @@ from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference, parse_reference
 from buildkit.registry.signature import Trust
 from buildkit.running.engine import open_engine
+from buildkit.supply.base import shown
 
 
 def verify(
@@ -71,6 +72,8 @@ def verify(
     matrix = open_matrix(project)
     chosen = matrix.variant(target or "", variant)
     report = verify_image(matrix, chosen, open_engine("docker"), base)
+    if report.base_changes:
+        errors.print(f"[yellow]warning:[/] the base is not the locked one: {escape(shown(report.base_changes))}")
     if as_json:
         emit(asdict(report))
     elif not report.difference:

@@ -4,6 +4,8 @@ import fcntl
 import json
 import logging
 import os
+import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -19,13 +21,13 @@ from buildkit.host.certificates import with_system_ca
 from buildkit.host.settings import HostSettings, as_shell, read_host
 from buildkit.images.plan import CODE, Plan, make_plan, record_build
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
-from buildkit.recipe.lock import Lock
+from buildkit.recipe.lock import Lock, PackageChange
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Base, Matrix, Variant
 from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import split_by_layer
 from buildkit.running.engine import BuildRequest, ContainerEngine
-from buildkit.supply.base import bootstrap, choose_provider
+from buildkit.supply.base import bootstrap, choose_provider, drift, preferences
 from buildkit.supply.vendor_indexes import with_vendor_indexes
 from buildkit.supply.wheels import local_wheels
 from buildkit.warming.cache import Key, refuse_other_lock
@@ -34,6 +36,8 @@ from buildkit.warming.source import Source, open_cache
 log = logging.getLogger(__name__)
 
 CA_IN_BUILD = "/run/slipway/ca.pem"
+FIELD = re.compile(r"^(Package|Status|Version): (.+)$", re.MULTILINE)
+INSTALLED = "install ok installed"
 LAUNCH = """#!/opt/slipway/venv/bin/python
 import sys
 
@@ -45,7 +49,10 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class BuildResult:
-    """`size` is in bytes, uncompressed; `seconds` is the whole build."""
+    """`size` is in bytes, uncompressed; `seconds` is the whole build.
+
+    `base_changes` are the Debian packages that differ from the lock, because the mirror had moved on.
+    """
 
     target: str
     variant: str
@@ -54,13 +61,29 @@ class BuildResult:
     size: int
     seconds: float
     base_provider: str
+    base_changes: tuple[PackageChange, ...] = ()
+
+
+@dataclass(frozen=True)
+class PreparedBuild:
+    """A build request with its context and secrets in place, the provider of its base, and the lock.
+
+    The lock's `changes` say how the base differs from the locked one.
+    """
+
+    request: BuildRequest
+    provider: str
+    lock: Lock
 
 
 def image_tags(matrix: Matrix, variant: Variant, lock: Lock) -> tuple[str, ...]:
-    """The tags of a variant: its target's name if it is the default, its own name, and one with the lock's digest."""
+    """The tags of a variant: its target's name if it is the default, its own name, and one with the lock's digest.
+
+    An image whose base is not the locked one does not get the last.
+    """
     name = f"slipway:{variant.identifier}"
     moving = (f"slipway:{variant.target}",) if matrix.is_default(variant) else ()
-    return (*moving, name, f"{name}-{lock.digest[:12]}")
+    return (*moving, name, *(() if lock.changes else (f"{name}-{lock.digest[:12]}",)))
 
 
 def cache_folder() -> Path:
@@ -76,9 +99,11 @@ def build_image(
     no_cache: bool = False,
     progress: str = "auto",
     warm: Source | None = None,
+    only_locked: bool = False,
 ) -> BuildResult:
     """Builds and tags the image. `tags` are added to the variant's own; `warm` names a warm cache to add.
 
+    Where the mirror has moved on, newer packages take the place of the locked ones; `only_locked` refuses to.
     Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, a warm cache of another lock,
     or a failing step.
     """
@@ -86,15 +111,17 @@ def build_image(
     lock = read_lock(matrix, variant)
     plan = make_plan(matrix, variant, lock, cache_folder())
     check_disk(matrix, variant, engine, plan)
-    names = (*image_tags(matrix, variant, lock), *tags)
     folder = warm_folder(warm, variant, lock) if warm else None
-    with prepared(matrix, variant, engine, lock, base, folder) as (request, provider):
-        engine.build(replace(request, tags=names, no_cache=no_cache, progress=progress))
-    record_build(plan, cache_folder())
+    with prepared(matrix, variant, engine, lock, base, folder, only_locked) as build:
+        names = (*image_tags(matrix, variant, build.lock), *tags)
+        engine.build(replace(build.request, tags=names, no_cache=no_cache, progress=progress))
+    changes = build.lock.changes
+    record_build(plan, build.lock, cache_folder())
     image = engine.find(names[0])
     if image is None:
         raise BuildError(f"{engine.name} built the image but cannot find {names[0]}", f"see `{engine.name} images`")
-    return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
+    seconds = time.monotonic() - start
+    return BuildResult(variant.target, variant.name, names, image.id, image.size, seconds, build.provider, changes)
 
 
 def warm_folder(source: Source, variant: Variant, lock: Lock) -> Path:
@@ -110,21 +137,61 @@ def warm_folder(source: Source, variant: Variant, lock: Lock) -> Path:
 
 @contextmanager
 def prepared(
-    matrix: Matrix, variant: Variant, engine: ContainerEngine, lock: Lock, base: str, warm: Path | None = None
-) -> Iterator[tuple[BuildRequest, str]]:
-    """A build request with its context and secrets in place, and the provider of its base.
+    matrix: Matrix,
+    variant: Variant,
+    engine: ContainerEngine,
+    lock: Lock,
+    base: str,
+    warm: Path | None = None,
+    only_locked: bool = False,
+) -> Iterator[PreparedBuild]:
+    """A build that is ready to start. `warm` is the folder of an unpacked warm cache.
 
-    `warm` is the folder of an unpacked warm cache.
+    Raises `LockError` if the base is to have `only_locked` packages and cannot be had.
     """
     host = with_vendor_indexes(read_host(), variant)
     provider, reason = choose_provider(variant.base, base, engine, lock)
     log.info("base: %s (%s)", provider, reason)
     context = cache_folder() / "contexts" / variant.identifier
     with only_build_of(context), tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
-        stage(context, matrix, variant, lock, provider, host, warm)
-        secrets = write_secrets(Path(folder), variant.base, host)
+        rootfs = None
+        if provider == "bootstrap":
+            made = bootstrap(variant, cache_folder(), lock.debs, lock.epoch, only_locked)
+            rootfs, lock = made.tar, lock.with_packages(made.debs)
+        stage(context, matrix, variant, lock, provider, host, warm, rootfs)
         arguments = {"SOURCE_DATE_EPOCH": str(lock.epoch), **host.proxies}
-        yield BuildRequest(context, (), secrets, arguments), provider
+        request = BuildRequest(context, (), write_secrets(Path(folder), variant.base, host), arguments)
+        if provider == "registry" and lock.debs and (changes := added_changes(engine, request, lock)):
+            if only_locked:
+                raise drift(variant, changes)
+            log.warning("base: %s", drift(variant, changes))
+            lock = replace(lock, changes=changes)
+            stage(context, matrix, variant, lock, provider, host, warm)
+        yield PreparedBuild(request, provider, lock)
+
+
+def added_changes(engine: ContainerEngine, request: BuildRequest, lock: Lock) -> tuple[PackageChange, ...]:
+    """How the packages that a build adds to a public image differ from the locked ones."""
+    before, after = (installed_versions(engine, request, name) for name in ("vendor", "base"))
+    locked = {deb.name: deb.version for deb in lock.debs}
+    added = {name: version for name, version in after.items() if before.get(name) != version}
+    return tuple(
+        PackageChange(name, locked.get(name, ""), version)
+        for name, version in sorted(added.items())
+        if locked.get(name) != version
+    )
+
+
+def installed_versions(engine: ContainerEngine, request: BuildRequest, name: str) -> dict[str, str]:
+    """The Debian packages of a stage of the Dockerfile, which is built for that."""
+    tag = f"slipway:stage-{secrets.token_hex(6)}"
+    engine.build(replace(request, tags=(tag,), stage=name))
+    try:
+        records = engine.read_file(tag, "/var/lib/dpkg/status").decode(errors="replace")
+    finally:
+        engine.call("rmi", tag)
+    packages = (dict(FIELD.findall(paragraph)) for paragraph in records.split("\n\n"))
+    return {fields["Package"]: fields["Version"] for fields in packages if fields.get("Status") == INSTALLED}
 
 
 @contextmanager
@@ -159,6 +226,7 @@ def stage(
     provider: str,
     host: HostSettings,
     warm: Path | None = None,
+    rootfs: Path | None = None,
 ) -> None:
     """Fills the build context with exactly what goes into the image or is mounted during the build."""
     shutil.rmtree(context, ignore_errors=True)
@@ -183,8 +251,10 @@ def stage(
         fix_modes(context / folder)
     if warm:
         shutil.copytree(warm, context / "warm", copy_function=lambda source, target: link(Path(source), Path(target)))
-    if provider == "bootstrap":
-        link(bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar, context / "rootfs.tar")
+    if rootfs:
+        link(rootfs, context / "rootfs.tar")
+    if provider == "registry":
+        (context / "preferences").write_text(preferences(variant, lock.debs))
 
 
 def fix_modes(folder: Path) -> None:

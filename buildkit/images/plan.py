@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from packaging.markers import default_environment
@@ -74,21 +74,38 @@ def make_plan(matrix: Matrix, variant: Variant, lock: Lock, cache: Path) -> Plan
         variant.name,
         layers,
         tuple(check(matrix, variant, lock) for check in CHECKS),
-        tuple(layer.name for layer in layers if built.get(layer.name) != layer.key),
+        tuple(layer.name for layer in layers if built.layers.get(layer.name) != layer.key),
     )
 
 
-def record_build(plan: Plan, cache: Path) -> None:
-    """Stores the keys of the layers, for the next plan."""
+@dataclass(frozen=True)
+class LastBuild:
+    """The last build of a variant on this host: the keys of its layers, the lock's digest, and how the base differs
+    from that lock."""
+
+    layers: dict[str, str] = field(default_factory=dict)
+    lock: str = ""
+    changes: tuple[str, ...] = ()
+
+
+def record_build(plan: Plan, lock: Lock, cache: Path) -> None:
+    """Stores what `last_build` reads."""
     path = record_path(plan.target, plan.variant, cache)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({layer.name: layer.key for layer in plan.layers}))
+    built = LastBuild({layer.name: layer.key for layer in plan.layers}, lock.digest, tuple(map(str, lock.changes)))
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(built)))
+    partial.replace(path)
 
 
-def last_build(variant: Variant, cache: Path) -> dict[str, str]:
-    path = record_path(variant.target, variant.name, cache)
-    keys: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
-    return keys
+def last_build(variant: Variant, cache: Path) -> LastBuild:
+    """The record of the last build; an empty one when there is none that can be read."""
+    try:
+        record = json.loads(record_path(variant.target, variant.name, cache).read_text())
+        layers = {str(name): str(key) for name, key in record["layers"].items()}
+        return LastBuild(layers, str(record["lock"]), tuple(map(str, record["changes"])))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return LastBuild()
 
 
 def record_path(target: str, variant: str, cache: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol
 from buildkit.images.archive import ImageArchive, fixed_archive
 from buildkit.images.build import cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
+from buildkit.recipe.lock import PackageChange
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.registry.compression import COMPRESSIONS, tar_of
@@ -41,13 +42,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """`digests` are those of the two manifests; they are equal when there is no `difference`."""
+    """`digests` are those of the two manifests; they are equal when there is no `difference`.
+
+    `base_changes` are the Debian packages of both that differ from the lock, because the mirror had moved on.
+    """
 
     target: str
     variant: str
     digests: tuple[str, str]
     difference: Difference | None
     seconds: float
+    base_changes: tuple[PackageChange, ...] = ()
 
 
 class ImageContent(Protocol):
@@ -68,16 +73,16 @@ def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base
     start = time.monotonic()
     lock = read_lock(matrix, variant)
     check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
-    with prepared(matrix, variant, engine, lock, base) as (request, provider), ExitStack() as stack:
-        first, second = (stack.enter_context(fresh_archive(engine, request, lock.epoch)) for _ in range(2))
+    with prepared(matrix, variant, engine, lock, base) as build, ExitStack() as stack:
+        first, second = (stack.enter_context(fresh_archive(engine, build.request, lock.epoch)) for _ in range(2))
         difference = find_difference(first, second)
-        if provider == "bootstrap" and difference is None:
+        if build.provider == "bootstrap" and difference is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slipway-verify-"))
-            again = bootstrap(variant, Path(folder), lock.debs, lock.epoch).tar
-            difference = compare_layers(1, tar_files(request.context / "rootfs.tar"), tar_files(again))
-        return Verification(
-            variant.target, variant.name, (first.digest, second.digest), difference, time.monotonic() - start
-        )
+            again = bootstrap(variant, Path(folder), build.lock.debs, lock.epoch).tar
+            difference = compare_layers(1, tar_files(build.request.context / "rootfs.tar"), tar_files(again))
+        seconds = time.monotonic() - start
+        digests = (first.digest, second.digest)
+        return Verification(variant.target, variant.name, digests, difference, seconds, build.lock.changes)
 
 
 def rebuild(
@@ -86,8 +91,8 @@ def rebuild(
     """The first difference between a published image and one built here without cache; None when they are equal."""
     lock = read_lock(matrix, variant)
     with (
-        prepared(matrix, variant, engine, lock, base) as (request, _),
-        fresh_archive(engine, request, lock.epoch) as archive,
+        prepared(matrix, variant, engine, lock, base, only_locked=True) as build,
+        fresh_archive(engine, build.request, lock.epoch) as archive,
     ):
         return find_difference(published, archive)
 

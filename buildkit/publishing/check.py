@@ -14,6 +14,7 @@ from pathlib import Path
 from buildkit.errors import BuildkitError, RegistryError, TrustError
 from buildkit.publishing import dsse, provenance, sbom
 from buildkit.publishing.inventory import Inventory, apply_layer, read_inventory
+from buildkit.recipe.dockerfile import CHANGES
 from buildkit.registry.client import Registry
 from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
 from buildkit.registry.contents import Listing, read_contents
@@ -200,10 +201,17 @@ def check_labels(image: PublishedImage) -> str:
     if image.inventory is not None:
         inside = image.inventory.manifest
         different = [name for name in LABELS if image.labels.get(f"dev.slipway.{name}") != inside.get(name)]
+        if image.labels.get(CHANGES, "") != "; ".join(image.inventory.base_changes):
+            different.append("base.changes")
         if different:
             raise TrustError(
                 f"labels and /etc/slipway/image.json differ in {', '.join(different)}", "do not use this image"
             )
+    if changes := image.labels.get(CHANGES):
+        raise TrustError(
+            f"its base is not the one of its lock: {changes}",
+            "it was not made by `buildkit publish`: do not use this image",
+        )
     return f"{image.labels.get('org.opencontainers.image.title', 'untitled')}, lock {lock[:19]}"
 
 

@@ -19,6 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 from packaging.utils import canonicalize_name
 
 from buildkit.errors import InventoryError
+from buildkit.recipe.lock import PackageChange
 from buildkit.registry import compression
 from buildkit.registry.contents import Listing
 
@@ -85,6 +86,15 @@ class Inventory:
     packages: tuple[DebianPackage, ...]
     wheels: tuple[InstalledWheel, ...]
     manifest: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def base_changes(self) -> tuple[str, ...]:
+        """How the image's Debian packages differ from its lock, in words. Raises `InventoryError`."""
+        try:
+            changes = self.manifest.get("base", {}).get("changes", [])
+            return tuple(str(PackageChange(**change)) for change in changes)
+        except (AttributeError, TypeError) as error:
+            raise InventoryError(f"/{MANIFEST} in the image: `base` is malformed", "build the image again") from error
 
 
 def read_inventory(files: Mapping[str, bytes]) -> Inventory:

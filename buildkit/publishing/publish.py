@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from buildkit.errors import PublishError
+from buildkit.errors import LockError, PublishError
 from buildkit.images.archive import CONFIG, ImageArchive, fixed_archive
-from buildkit.images.build import build_image, cache_folder
+from buildkit.images.build import BuildResult, build_image, cache_folder
 from buildkit.images.test import run_container_tests
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, Tags, choose_tags, read_staged, release
-from buildkit.recipe.lock_file import lock_name, read_lock
+from buildkit.recipe.lock_file import lock_name, lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.recipe.project import project_version, source_changed, source_revision
+from buildkit.recipe.project import is_committed, project_version, source_changed, source_revision
 from buildkit.registry.client import Registry
 from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.content import IMAGE
@@ -74,8 +74,9 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
     registry = connect(request)
     matrix, variant = request.matrix, request.variant
     lock = read_lock(matrix, variant)
+    refuse_own_lock(matrix, variant)
     source = source_revision(matrix.root), source_changed(matrix.root)
-    built = build_image(matrix, variant, engine, request.base)
+    built = build_locked(request, engine)
     if (source_revision(matrix.root), source_changed(matrix.root)) != source:
         raise PublishError(
             f"{matrix.root} changed while the image was built", "publish from a checkout that nothing else changes"
@@ -108,6 +109,28 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
     )
     publication = release(registry, image, tags, record, lock, request.signer, request.ca)
     return replace(publication, seconds=round(time.monotonic() - clock, 1))
+
+
+def refuse_own_lock(matrix: Matrix, variant: Variant) -> None:
+    """Raises `PublishError` for a lock that only this host has: nobody else could build the image again."""
+    path = lock_path(matrix, variant)
+    if not (path.is_relative_to(matrix.root) and is_committed(matrix.root, path)):
+        raise PublishError(
+            f"{lock_name(matrix, variant)} is not committed, so nobody else could build this image again",
+            "commit the lock, then publish again",
+        )
+
+
+def build_locked(request: ReleaseRequest, engine: ContainerEngine) -> BuildResult:
+    """The image of exactly the lock. Raises `PublishError` when the base's packages cannot be had any more."""
+    try:
+        return build_image(request.matrix, request.variant, engine, request.base, only_locked=True)
+    except LockError as error:
+        command = f"buildkit lock --upgrade-base --target {request.variant.target} --variant {request.variant.name}"
+        raise PublishError(
+            f"the image would not be the one of its lock: {error}",
+            f"run `{command}`, commit the lock, then publish again",
+        ) from error
 
 
 def now() -> str:

@@ -116,10 +116,12 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
 
 
 def lock_and_base(inventory: Inventory) -> dict[str, str]:
-    """The image's lock, base, target and variant, from its own manifest file."""
+    """The image's lock, base, target and variant, from its own manifest; and how its base differs from the lock."""
     base = inventory.manifest["base"]
+    changes = "; ".join(inventory.base_changes)
     return {
         "base": f"{base['name']} ({base['provider']})",
+        **({"base.changes": changes} if changes else {}),
         "lock": inventory.manifest["lock"],
         "target": inventory.manifest["target"],
         "variant": inventory.manifest["variant"],

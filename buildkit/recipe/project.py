@@ -47,8 +47,11 @@ def code_folder(root: Path, package: str) -> Path:
 
 
 def project_version(root: Path) -> str:
-    version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
-    return version
+    path = root / "pyproject.toml"
+    try:
+        return str(tomllib.loads(path.read_text(encoding="utf-8"))["project"]["version"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise MatrixError(f"{path} names no version of the project: {error}", "correct it") from error
 
 
 def source_revision(root: Path) -> str:
@@ -59,6 +62,15 @@ def source_revision(root: Path) -> str:
 def source_changed(root: Path) -> bool:
     """Whether the checkout differs from its commit."""
     return root != INSTALLED and bool(git(root, "status", "--porcelain"))
+
+
+def is_committed(root: Path, path: Path) -> bool:
+    """Whether a file of the checkout is as its commit has it; True where there is no git checkout."""
+    return (
+        root == INSTALLED
+        or not git(root, "rev-parse", "HEAD")
+        or not git(root, "status", "--porcelain", "--", str(path))
+    )
 
 
 def source_date(root: Path) -> int:

@@ -4,12 +4,14 @@ Docker builds with BuildKit, through buildx or the client's integrated BuildKit.
 neither a daemon nor root. Their command lines are the same nearly everywhere.
 """
 
+import io
 import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +29,10 @@ INTEGRATED = 22  # the last major version of docker's client that builds with Bu
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """`secrets` maps an id to a file that the build can read and that stays out of the image."""
+    """`secrets` maps an id to a file that the build can read and that stays out of the image.
+
+    `stage` is the stage of the Dockerfile to build; the last one when empty.
+    """
 
     context: Path
     tags: tuple[str, ...]
@@ -35,6 +40,7 @@ class BuildRequest:
     build_args: dict[str, str] = field(default_factory=dict)
     no_cache: bool = False
     progress: str = "auto"
+    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,22 @@ class ContainerEngine(ABC):
         facts = self.inspect(reference)
         return LocalImage(facts["Id"], facts["Size"], facts["Config"].get("Labels") or {}) if facts else None
 
+    def read_file(self, reference: str, path: str) -> bytes:
+        """A file of a local image, without starting a container. Raises `EngineError` when there is no such file."""
+        created = self.call("create", reference, "none")
+        container = created.stdout.strip()
+        try:
+            done = subprocess.run([*self.program, "cp", f"{container}:{path}", "-"], capture_output=True, check=False)
+            with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+                file = archive.extractfile(archive.getmembers()[0])
+                return file.read() if file else b""
+        except (tarfile.TarError, IndexError) as error:
+            raise EngineError(
+                f"{self.name} cannot read {path} of {reference}: {created.stderr.strip()}", f"see `{self.name} images`"
+            ) from error
+        finally:
+            self.call("rm", container)
+
     def free_bytes(self) -> int | None:
         """Free space in the engine's image storage; None when the engine runs on another machine."""
         folder = self.storage_folder
@@ -173,6 +195,8 @@ def common_options(request: BuildRequest) -> list[str]:
         options += ["--build-arg", name if is_proxy(name) else f"{name}={value}"]
     if request.no_cache:
         options.append("--no-cache")
+    if request.stage:
+        options += ["--target", request.stage]
     return options
 
 

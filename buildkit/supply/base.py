@@ -9,13 +9,16 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from buildkit.errors import BaseError, LockError, RegistryError
-from buildkit.recipe.lock import Deb, Lock
+import requests
+
+from buildkit.errors import BaseError, LockError, RegistryError, SettingsError
+from buildkit.recipe.lock import Deb, Lock, PackageChange, package_changes
 from buildkit.recipe.matrix import Base, Variant
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Manifest
@@ -110,7 +113,7 @@ def registry_refusal(lock: Lock, engine: ContainerEngine) -> str:
     if engine.find(lock.base_reference) is None:
         try:
             base_manifest(lock.base_reference)
-        except RegistryError as error:
+        except (RegistryError, SettingsError) as error:
             return str(error)
     return ""
 
@@ -140,37 +143,95 @@ class Bootstrapped:
             return sum(member.size for member in archive)
 
 
-def bootstrap(variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int) -> Bootstrapped:
-    """A root file system with the variant's packages, made once per package set and kept in `cache`.
+@dataclass(frozen=True)
+class CachedBase:
+    """The place of a root file system in the cache: `tar`, and beside it the records of its packages."""
 
-    It has exactly the `locked` packages, or the newest if none are given. If the host's mirror has moved on, they come
-    from Debian's archive of the lock's day. Raises `BaseError` when mmdebstrap fails, `LockError` when neither has the
-    locked packages; a failure leaves no file behind.
+    tar: Path
+
+    def find(self) -> Bootstrapped | None:
+        records = self.tar.with_suffix(".debs")
+        if not (self.tar.is_file() and records.is_file()):
+            return None
+        log.info("base: using %s from the cache", self.tar.name)
+        return Bootstrapped(self.tar, read_debs(records.read_text()))
+
+    def keep(self, made: Bootstrapped) -> Bootstrapped:
+        """Moves a root file system here."""
+        shutil.copy2(made.tar.with_suffix(".debs"), self.tar.with_suffix(".debs"))
+        made.tar.replace(self.tar)
+        return replace(made, tar=self.tar)
+
+
+def cached_base(variant: Variant, cache: Path, debs: tuple[Deb, ...], epoch: int, suffix: str = "") -> CachedBase:
+    words = [*mmdebstrap_command(variant), str(epoch), *(f"{deb.name} {deb.version} {deb.sha256}" for deb in debs)]
+    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+    return CachedBase(cache / "bases" / f"{variant.base.name}-{key}{suffix}.tar")
+
+
+def bootstrap(
+    variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int, only_locked: bool = True
+) -> Bootstrapped:
+    """A root file system of the `locked` packages, made once and kept in `cache`.
+
+    If the host's mirror has moved on, they come from Debian's archive of the lock's day. If that cannot supply them
+    either, `only_locked` raises `LockError`; otherwise the mirror's packages take the place of those that are gone.
+    Raises `BaseError` when mmdebstrap fails. A failure leaves no file behind.
     """
+    exact = cached_base(variant, cache, locked, epoch)
+    newer = cached_base(variant, cache, locked, epoch, "-newer")
+    if found := exact.find() or (None if only_locked else newer.find()):
+        return found
+    with making_base(variant, cache) as folder:
+        made = run_mmdebstrap(variant, folder / "mirror", locked, epoch)
+        changes = package_changes(locked, made.debs)
+        if not changes:
+            return exact.keep(made)
+        moved_on = drift(variant, changes)
+        log.warning("base: %s", moved_on)
+        if archived := from_archive(variant, folder / "archive", locked, epoch):
+            return exact.keep(archived)
+        if only_locked:
+            raise moved_on
+        log.warning("base: its packages are resolved again, alone; the image is not the one that was locked")
+        return newer.keep(made)
+
+
+def resolve_base(variant: Variant, cache: Path, preferred: tuple[Deb, ...], epoch: int) -> Bootstrapped:
+    """A root file system of the packages that the host's mirror has: `preferred` versions, else the newest.
+
+    It stays in `cache` for `bootstrap`. Raises `BaseError` when mmdebstrap fails.
+    """
+    with making_base(variant, cache) as folder:
+        made = run_mmdebstrap(variant, folder / "mirror", preferred, epoch)
+        return cached_base(variant, cache, made.debs, epoch).keep(made)
+
+
+@contextmanager
+def making_base(variant: Variant, cache: Path) -> Iterator[Path]:
+    """A folder beside the cached bases, for one that is being made. Raises `BaseError` if it cannot be."""
     if variant.base.bootstrap is None:
         raise BaseError(f"base {variant.base.name} cannot be bootstrapped", "use --base registry")
-    command = mmdebstrap_command(variant)
-    text = "\0".join([*command, str(epoch), *(f"{deb.name} {deb.version} {deb.sha256}" for deb in locked)])
-    tar = cache / "bases" / f"{variant.base.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.tar"
-    index = tar.with_suffix(".debs")
-    if locked and tar.is_file() and index.is_file():
-        log.info("base: using %s from the cache", tar.name)
-        return Bootstrapped(tar, read_debs(index.read_text()))
     log.info("base: making %s from %d Debian packages and their dependencies", variant.base.name, len(variant.packages))
-    tar.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="slipway-base-", dir=tar.parent) as folder:
-        try:
-            made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch)
-        except LockError as moved_on:
-            log.warning("base: %s; trying Debian's archive of the lock's day", moved_on)
-            try:
-                made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch, archive(variant, epoch))
-            except (BaseError, LockError) as error:
-                log.warning("base: the archive cannot supply them either: %s", error)
-                raise moved_on from error
-        index.write_text(listing.read_text())
-        made.replace(tar)
-        return Bootstrapped(tar, read_debs(listing.read_text()))
+    (cache / "bases").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="slipway-base-", dir=cache / "bases") as folder:
+        yield Path(folder)
+
+
+def from_archive(variant: Variant, folder: Path, locked: tuple[Deb, ...], epoch: int) -> Bootstrapped | None:
+    """The root file system from Debian's archive of the lock's day; None if that cannot supply every locked package."""
+    try:
+        requests.head(ARCHIVE, timeout=PATIENCE)
+    except requests.RequestException as error:
+        log.warning("base: Debian's archive of old packages does not answer (%s)", type(error).__name__)
+        return None
+    log.info("base: trying Debian's archive of the lock's day")
+    try:
+        made = run_mmdebstrap(variant, folder, locked, epoch, archive(variant, epoch))
+    except BaseError as error:
+        log.warning("base: %s", error)
+        return None
+    return made if set(made.debs) == set(locked) else None
 
 
 def archive(variant: Variant, epoch: int) -> tuple[str, ...]:
@@ -196,20 +257,15 @@ def mmdebstrap_command(variant: Variant) -> list[str]:
 
 
 def run_mmdebstrap(
-    command: list[str],
-    variant: Variant,
-    folder: Path,
-    locked: tuple[Deb, ...],
-    epoch: int,
-    sources: tuple[str, ...] = (),
-) -> tuple[Path, Path]:
-    """The tar and the packages' records (apt-cache show), both in `folder`. `sources` replace the host's mirror.
+    variant: Variant, folder: Path, wanted: tuple[Deb, ...], epoch: int, sources: tuple[str, ...] = ()
+) -> Bootstrapped:
+    """A root file system in a new `folder`, with the `wanted` versions as far as they can be had.
 
-    Raises `BaseError` when mmdebstrap fails, `LockError` when the packages are not the `locked` ones.
+    `sources` replace the host's mirror. Raises `BaseError` when mmdebstrap fails.
     """
-    tar, listing, pins = folder / "root.tar", folder / "debs", folder / "pins"
-    tar.unlink(missing_ok=True)  # an earlier attempt's
-    pins.write_text(preferences(variant, locked))
+    folder.mkdir()
+    tar, listing, pins = folder / "root.tar", folder / "root.debs", folder / "pins"
+    pins.write_text(preferences(variant, wanted))
     hooks = [  # without root, hooks cannot reach this host's files; upload and download can
         f"--setup-hook=upload {shlex.quote(str(pins))} /etc/apt/preferences.d/slipway-lock",
         f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >"$1"/tmp/slipway-debs',
@@ -217,10 +273,10 @@ def run_mmdebstrap(
         f"--customize-hook={CLEAN}",
     ]
     undated = ['--aptopt=Acquire::Check-Valid-Until "false"'] if sources else []  # an old index has expired
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+    command = mmdebstrap_command(variant)
     done = subprocess.run(
         [*command[:-1], *undated, *hooks, command[-1], str(tar), *sources],
-        env=environment,
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
         capture_output=True,
         text=True,
         check=False,
@@ -230,19 +286,16 @@ def run_mmdebstrap(
         raise BaseError(
             f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources with `apt-get update`"
         )
-    debs = read_debs(listing.read_text())
-    if locked and set(debs) != set(locked):
-        raise drift(variant, locked, debs)
-    return tar, listing
+    return Bootstrapped(tar, read_debs(listing.read_text()))
 
 
-def preferences(variant: Variant, locked: tuple[Deb, ...]) -> str:
-    """apt_preferences(5): the locked versions, or else the packages that come from the base's second suite."""
-    wanted = [(deb.name, f"version {deb.version}") for deb in locked]
+def preferences(variant: Variant, wanted: tuple[Deb, ...]) -> str:
+    """apt_preferences(5): the wanted versions first, then the packages that come from the base's second suite."""
+    pins = [(deb.name, f"version {deb.version}", 1002) for deb in wanted]
     settings = variant.base.bootstrap or {}
-    if "also" in settings and not locked:
-        wanted = [(settings["take"], f"release a={settings['also']}")]
-    return "".join(f"Package: {name}\nPin: {origin}\nPin-Priority: 1001\n\n" for name, origin in wanted)
+    if "also" in settings:
+        pins.append((settings["take"], f"release a={settings['also']}", 1001))
+    return "".join(f"Package: {name}\nPin: {origin}\nPin-Priority: {priority}\n\n" for name, origin, priority in pins)
 
 
 def read_debs(records: str) -> tuple[Deb, ...]:
@@ -251,15 +304,17 @@ def read_debs(records: str) -> tuple[Deb, ...]:
     return tuple(sorted({Deb(fields["Package"], fields["Version"], fields["SHA256"]) for fields in paragraphs}))
 
 
-def drift(variant: Variant, locked: tuple[Deb, ...], found: tuple[Deb, ...]) -> LockError:
+def drift(variant: Variant, changes: tuple[PackageChange, ...]) -> LockError:
     """An error that lists the differences between the lock and the mirror."""
-    now = {deb.name: deb.version for deb in found}
-    missing = [f"{deb.name} {deb.version} (now {now.get(deb.name, 'none')})" for deb in locked if deb not in found]
-    added = sorted(set(now) - {deb.name for deb in locked})
-    differences = [*missing, *(f"{name} {now[name]} (not locked)" for name in added)]
     return LockError(
-        f"the mirror has other packages than the lock of {variant.identifier}: {', '.join(differences[:8])}"
-        + (f" and {len(differences) - 8} more" if len(differences) > 8 else ""),
-        f"run `buildkit lock --upgrade --target {variant.target} --variant {variant.name}`, or let this host "
+        f"the mirror has moved on from the lock of {variant.identifier}: {shown(changes)}",
+        f"run `buildkit lock --upgrade-base --target {variant.target} --variant {variant.name}`, or let this host "
         f"reach {ARCHIVE}, which keeps the packages of every day",
     )
+
+
+def shown(changes: tuple[PackageChange, ...]) -> str:
+    """The first differences in words: locked packages before those that came along."""
+    changes = tuple(sorted(changes, key=lambda change: (not change.locked, change)))
+    more = f" and {len(changes) - 8} more" if len(changes) > 8 else ""
+    return ", ".join(map(str, changes[:8])) + more

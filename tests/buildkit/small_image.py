@@ -11,7 +11,8 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from buildkit.images.build import cache_folder
@@ -74,6 +75,17 @@ class SmallProject:
     def tag(self) -> str:
         return f"slipway:cpu-{self.variant}"
 
+    def move_mirror(self, package: str) -> str:
+        """Locks a version of the package that no mirror and no archive has, as if the mirror had moved on to its own.
+
+        The base is made in a cache of this project. Returns that version.
+        """
+        gone = "0~gone"
+        debs = [replace(deb, version=gone) if deb.name == package else deb for deb in self._base.debs]
+        self._base = replace(self._base, debs=tuple(debs))
+        (self.cache / "slipway" / "bases").unlink()
+        return gone
+
     def write_wheels(self, content: Mapping[str, bytes]) -> None:
         """New wheels with these contents, by name, and a lock with their digests."""
         pins = ""
@@ -98,7 +110,7 @@ class SmallProject:
         path.write_text(format_lock(lock, variant.identifier))
 
     def buildkit(
-        self, command: str, index: str, settings: Mapping[str, str] | None = None
+        self, command: str, index: str, settings: Mapping[str, str] | None = None, options: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """`buildkit COMMAND` of the variant, with packages from this index alone."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
@@ -110,8 +122,10 @@ class SmallProject:
             "XDG_CACHE_HOME": str(self.cache),
             **{"UV_DEFAULT_INDEX": index, **(settings or {})},
         }
-        words = [command, "--target", "cpu", "--variant", self.variant, "--project", str(self.root)]
+        words = [command, "--project", str(self.root)]
+        words += ["--target", "cpu", "--variant", self.variant] if command != "targets" else []
         words += ["--progress", "plain"] if command == "build" else []
+        words += options
         return subprocess.run(
             [sys.executable, "-m", "buildkit", *words], env=environment, capture_output=True, text=True, check=False
         )

@@ -1,16 +1,16 @@
 """Stand-ins for vLLM's ROCm wheels, and an index on loopback that serves them.
 
-Names, versions, tags, pins and needed libraries are facts of the real wheels, from public sources; the contents are not:
-a module says its version and loads its libraries. Sources:
+Names, versions, tags, pins and needed libraries are facts of the real wheels, from public sources. The contents are
+not: a module says its version and loads its libraries. Sources:
 
 - vLLM 0.31.0, its index, and ROCm 7.2.3: the release notes of v0.31.0 (https://github.com/vllm-project/vllm/releases).
-- The versions of torch, Triton and AITER: `docker/Dockerfile.rocm_base` of v0.31.0, which builds them at commits 733fca1
-  and 669b31a and at v0.1.23; `pip list` of vllm/vllm-openai-rocm:v0.31.0 shows 2.13.0+git733fca1.
-- The tags: the files of the indexes for 0.28.0 to 0.30.0, as listed in
-  `studio/backend/core/inference/engine_install.py` of unslothai/unsloth (glibc 2.39) and in Dockerfiles that name each
-  file; Triton's is tagged for glibc 2.35, amdsmi's is pure Python. vLLM's installation page asks for glibc 2.39, too.
+- The versions of torch, Triton and AITER: `docker/Dockerfile.rocm_base` of v0.31.0, which builds them at commits
+  733fca1 and 669b31a and at v0.1.23; vllm/vllm-openai-rocm:v0.31.0 contains torch 2.13.0+git733fca1.
+- The tags: the files of the indexes for 0.28.0 to 0.30.0, which ask for glibc 2.39; Triton's for 2.35, and amdsmi is
+  pure Python. vLLM's installation page and `studio/backend/core/inference/engine_install.py` of unslothai/unsloth name
+  2.39, too.
 - The versions of flash-attn and amdsmi are those of 0.28.0 to 0.30.0, for the same ROCm.
-- Libraries that torch needs outside its wheel (Open MPI 4's, libnuma's and ROCm's): the same file of unslothai/unsloth.
+- The libraries that torch needs outside its wheel (Open MPI 4's, libnuma's and ROCm's): the same file.
 
 torchvision and torchaudio are left out: no public source names their versions in this release.
 """
@@ -58,13 +58,14 @@ for library in sorted(pathlib.Path(__file__).parent.rglob("*.so")):
 
 @dataclass(frozen=True)
 class StandIn:
-    """A wheel; `libraries` are paths of shared objects in it."""
+    """A wheel; `libraries` are paths of shared objects in it. Its module says `module_version`, or else its own."""
 
     name: str
     version: str
     tags: str
     requires: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    module_version: str = ""
 
     @property
     def filename(self) -> str:
@@ -88,6 +89,7 @@ WHEELS = (
             "transformers<5.18.0,>=5.10.4",
         ),
         ("vllm/_rocm_C.abi3.so",),
+        module_version=VLLM.partition("+")[0],
     ),
     StandIn(
         "torch",
@@ -116,7 +118,7 @@ def write_wheel(wheel: StandIn, folder: Path, library: bytes = b"") -> None:
     requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in wheel.requires)
     metadata = f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n{requires}"
     files = {
-        f"{wheel.name}/__init__.py": MODULE.format(version=wheel.version).encode(),
+        f"{wheel.name}/__init__.py": MODULE.format(version=wheel.module_version or wheel.version).encode(),
         **dict.fromkeys(wheel.libraries, library),
         f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {wheel.tags}\n".encode(),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,49 @@ def test_targets_as_a_table() -> None:
     assert "ray[default]==" in done.stdout
     rows = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("rocm ")}
     assert [name for name, row in rows.items() if "cannot train" in row] == ["rocm-debian"]
+
+
+def test_targets_show_how_old_a_lock_is(project: Path) -> None:
+    three_days_ago = datetime.now(UTC) - timedelta(days=3)
+    path = project / "images" / "locks" / "cpu" / "small.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# epoch: {int(three_days_ago.timestamp())}\nsix==1.17.0\n")
+    assert "3 days old" in buildkit("targets", "--project", str(project)).stdout
+    (entry,) = json.loads(buildkit("targets", "--json", "--project", str(project)).stdout)
+    assert (entry["locked"], entry["lock_age_days"]) == (f"{three_days_ago:%Y-%m-%d}", 3)
+    path.unlink()
+    (entry,) = json.loads(buildkit("targets", "--json", "--project", str(project)).stdout)
+    assert entry["locked"] is None
+
+
+@pytest.mark.parametrize("epoch", ["-1", str(10**12), "9" * 5000])
+def test_a_lock_of_no_day_is_refused(project: Path, epoch: str) -> None:
+    path = project / "images" / "locks" / "cpu" / "small.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# epoch: {epoch}\nsix==1.17.0\n")
+    done = buildkit("targets", "--project", str(project))
+    assert done.returncode == 6
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[", b'"text"', b'{"auths": {"127.0.0.1:1": {"auth": "!"}}}'])
+def test_dockers_malformed_configuration_is_named_without_a_traceback(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    words = ("verify", "--published", "127.0.0.1:1/s:cpu", "--key", "cosign.pub")
+    done = buildkit(*words, DOCKER_CONFIG=str(tmp_path))
+    assert done.returncode == 11, done.stderr
+    assert str(tmp_path / "config.json") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pips_malformed_configuration_is_named_without_a_traceback(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("index-url = https://me:secret@one.example\n")
+    words = ("lock", "--target", "cpu", "--project", str(project))
+    done = buildkit(*words, PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))
+    assert done.returncode == 11, done.stderr
+    assert f"{tmp_path / 'pip.conf'}, line 1," in done.stderr
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_variant_without_torch_is_no_trainer() -> None:

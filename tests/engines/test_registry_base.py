@@ -7,14 +7,16 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from buildkit.errors import RegistryError
+from buildkit.errors import LockError, RegistryError
 from buildkit.host.settings import read_host
 from buildkit.images.build import build_image, cache_folder
-from buildkit.recipe.lock_file import read_lock
+from buildkit.recipe.lock import Deb, format_lock
+from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.running.engine import Docker
 from buildkit.supply.resolve import write_lock
@@ -85,6 +87,20 @@ def test_an_image_is_built_on_the_locked_digest(matrix: Matrix, base: str, serve
     name = result.tags[0]
     assert "libibverbs" in run("docker", "run", "--rm", name, "--no-ray", "--", "dpkg", "--status", "libibverbs1")
     assert lock.base_digest in run("docker", "run", "--rm", "--entrypoint", "cat", name, "/etc/slipway/image.json")
+
+    stale = (Deb("tini", "0~gone", "0" * 64),)
+    lock_path(matrix, variant).write_text(format_lock(replace(lock, debs=stale), variant.identifier))
+    with pytest.raises(LockError, match=r"moved on from the lock of cpu-small: .*tini 0~gone -> 0\."):
+        build_image(matrix, variant, Docker(), progress="plain", only_locked=True)
+    newer = build_image(matrix, variant, Docker(), progress="plain")
+    changes = {change.package: change for change in newer.base_changes}
+    assert changes["tini"].locked == "0~gone"
+    assert changes["libibverbs1"].locked == "", "what a package brings along is not locked either"
+    assert "apt" not in changes, "the public image's own packages come by its digest"
+    exact = tuple(Deb(name, change.installed, "0" * 64) for name, change in changes.items())
+    lock_path(matrix, variant).write_text(format_lock(replace(lock, debs=exact), variant.identifier))
+    assert build_image(matrix, variant, Docker(), progress="plain", only_locked=True).base_changes == ()
+    lock_path(matrix, variant).write_text(lock.text)
 
     server.kill()
     with pytest.raises(RegistryError, match="did not answer"):

@@ -97,6 +97,39 @@ def files_below(*roots: Path) -> Iterator[Path]:
             yield from (path for name in names if not (path := Path(folder, name)).is_symlink())
 
 
+def test_a_mirror_that_moved_on_costs_no_build_and_everything_says_so(project: SmallProject) -> None:
+    """The engine, mmdebstrap and Debian's mirror are real; the lock asks for a version that is no longer there."""
+    gone = project.move_mirror("tini")
+    project.write_wheels(random_content(4096))
+    with serving(project.wheels, gateway()) as index:
+        refused = project.buildkit("build", index.address, options=["--locked"])
+        assert refused.returncode == 6, refused.stderr
+        assert f"tini {gone} -> 0." in refused.stderr
+        assert "buildkit lock --upgrade-base --target cpu" in refused.stderr
+        assert project.images() == []
+
+        built = project.buildkit("build", index.address, options=["--json"])
+        assert built.returncode == 0, built.stderr
+        assert "its packages are resolved again, alone" in built.stderr
+        (change,) = (change for change in json.loads(built.stdout)["base_changes"] if change["package"] == "tini")
+        assert change["locked"] == gone
+
+        again = project.buildkit("build", index.address, options=["--json"])
+        assert json.loads(again.stdout)["image_id"] == json.loads(built.stdout)["image_id"]
+    labels = json.loads(docker("image", "inspect", project.tag).stdout)[0]["Config"]["Labels"]
+    assert f"tini {gone} -> {change['installed']}" in labels["dev.slipway.base.changes"]
+    described = docker("run", "--rm", "--entrypoint", "cat", project.tag, "/etc/slipway/image.json").stdout
+    assert change in json.loads(described)["base"]["changes"]
+    installed = docker(
+        "run", "--rm", "--entrypoint", "dpkg-query", project.tag, "-W", "-f", "${Version}", "tini"
+    ).stdout
+    assert installed == change["installed"]
+    assert not any(tag.startswith(f"{project.tag}-") for tag in json.loads(built.stdout)["tags"])
+
+    listed = json.loads(project.buildkit("targets", "", options=["--json"]).stdout)
+    assert [entry["base_changes"] != [] for entry in listed if entry["variant"] == project.variant] == [True]
+
+
 @pytest.mark.parametrize("kind", mirrors.KINDS, ids=lambda kind: kind.name)
 def test_a_mirror_that_fails_costs_a_build_and_no_image(kind: Kind) -> None:
     assert kind.inject(0).problems == []

@@ -1,23 +1,31 @@
 """What `buildkit` reads: references, the matrix, locks, registries' answers, inventories of images."""
 
 import json
+import os
 import tempfile
 import tomllib
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
+
+import trustme
 
 from buildkit.certification.certificate import Certificate, Hardware, Part, read_statement, statement
 from buildkit.certification.contributed import REQUIRED, Contributed, refuse_unproven
 from buildkit.errors import BuildkitError
-from buildkit.host.settings import read_mirrors
+from buildkit.host.certificates import with_system_ca
+from buildkit.host.settings import read_host, read_mirrors
+from buildkit.images.plan import last_build
 from buildkit.publishing.dsse import open_envelope, seal
 from buildkit.publishing.inventory import MANIFEST, RELEASE, STATUS, read_inventory
 from buildkit.recipe.lock import parse_lock
 from buildkit.recipe.matrix import load_matrix
-from buildkit.registry.credentials import token_in
+from buildkit.registry.credentials import read_credentials, token_in
 from buildkit.registry.reference import parse_reference
+from buildkit.supply.simple_index import local_offers
 from tests.fuzz.damage import Target, octets, text, tree
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +110,96 @@ def show_certificate(document: Any) -> str:
     return found.file_name + found.identifier + Contributed(Path(), found).summary + json.dumps(asdict(found))
 
 
+PIP = """[global]
+index-url = https://me:secret@one.example/simple
+extra-index-url =
+  https://two.example
+  file:///srv
+cert = /a.pem
+"""
+UV = """index-url = "https://a.example"
+find-links = ["/srv"]
+[[index]]
+url = "https://b.example"
+default = true
+[pip]
+extra-index-url = ["https://c.example"]
+"""
+APT = "Types: deb\nURIs: http://deb.example/debian\nSuites: bookworm\nComponents: main\n"
+DOCKER = {
+    "auths": {"r.example": {"auth": "bWU6c2VjcmV0"}, "https://s.example/v1/": {"identitytoken": "t"}, "t.example": {}},
+    "credHelpers": {"h.example": "fuzz"},
+    "credsStore": "fuzz",
+}
+ANSWER = '{"ServerURL": "r.example", "Username": "me", "Secret": "secret"}'
+PEM = trustme.CA().cert_pem.bytes().decode()
+BUILT = '{"layers": {"base": "00ff"}, "lock": "00ff", "changes": ["tini 1 -> 2"]}'
+PAGE = '<a href="../../files/some_thing-1.0-py3-none-any.whl#sha256=00ff">some_thing-1.0-py3-none-any.whl</a>'
+
+
+def read_settings(name: str) -> Callable[[bytes], object]:
+    """Reads this host's settings with one file of this content."""
+
+    def read(content: bytes) -> object:
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+            path = root / name
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content)
+            host = read_host({}, root, root / "home")
+            list(local_offers("some-thing", host))
+            return host.build_environment("/ca.pem"), host.mirrored("https://a.example")
+
+    return read
+
+
+def read_index(content: bytes) -> object:
+    """Reads a page of an index that is a folder."""
+    with tempfile.TemporaryDirectory() as directory:
+        page = Path(directory, "simple", "some-thing", "index.html")
+        page.parent.mkdir(parents=True)
+        page.write_bytes(content)
+        return list(
+            local_offers("some-thing", replace(read_host({}, Path(directory)), indexes=(f"file://{directory}/simple",)))
+        )
+
+
+def login(random: Random) -> tuple[bytes, bytes]:
+    """docker's configuration, damaged as text or as a tree, and the answer of a credential helper."""
+    damaged = json.dumps(tree(random, [DOCKER])) if random.random() < 0.7 else ""
+    content = damaged.encode("utf-8", "surrogatepass") or octets(random, (json.dumps(DOCKER),))
+    return content, octets(random, (ANSWER,))
+
+
+def read_login(given: tuple[bytes, bytes]) -> object:
+    """Looks up credentials as `buildkit publish` does, with a helper that gives this answer."""
+    content, answer = given
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_bytes(content)
+        Path(directory, "answer").write_bytes(answer)
+        helper = Path(directory, "docker-credential-fuzz")
+        helper.write_text(f"#!/bin/sh\nexec cat {directory}/answer\n")
+        helper.chmod(0o755)
+        with mock.patch.dict("os.environ", {"DOCKER_CONFIG": directory, "PATH": f"{directory}:{os.environ['PATH']}"}):
+            return [read_credentials(host) for host in ("r.example", "h.example", "s.example")]
+
+
+def read_file_with(read: Callable[[Path], object], name: str = "file") -> Callable[[bytes], object]:
+    """A reader of files as a reader of their content."""
+
+    def read_content(content: bytes) -> object:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            return read(path)
+
+    return read_content
+
+
+CPU = load_matrix(ROOT).variant("cpu")
+
+
 TARGETS = (
     Target("references", lambda random: text(random, REFERENCES), parse_reference, OURS),
     Target("locks", lambda random: text(random, (LOCK,)), parse_lock, OURS),
@@ -111,4 +209,21 @@ TARGETS = (
     Target("certificates", lambda random: tree(random, [CERTIFICATE]), show_certificate, OURS),
     Target("envelopes", lambda random: octets(random, (ENVELOPE,)), open_envelope, OURS),
     Target("mirrors", lambda random: text(random, ("docker.io=https://m.example/x,ghcr.io=m2",)), read_mirrors, OURS),
+    Target("pip's files", lambda random: octets(random, (PIP,)), read_settings("etc/pip.conf"), OURS),
+    Target("uv's files", lambda random: octets(random, (UV,)), read_settings("home/.config/uv/uv.toml"), OURS),
+    Target(
+        "apt's files",
+        lambda random: octets(random, (APT,)),
+        read_settings("etc/apt/sources.list.d/debian.sources"),
+        OURS,
+    ),
+    Target("docker's configuration", login, read_login, OURS),
+    Target("certificate files", lambda random: octets(random, (PEM,)), read_file_with(with_system_ca), OURS),
+    Target("pages of local indexes", lambda random: octets(random, (PAGE,)), read_index, OURS),
+    Target(
+        "records of builds",
+        lambda random: octets(random, (BUILT,)),
+        read_file_with(lambda path: last_build(CPU, path.parents[1]), f"builds/{CPU.target}-{CPU.name}.json"),
+        OURS,
+    ),
 )

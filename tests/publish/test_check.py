@@ -122,6 +122,21 @@ def test_label_that_contradicts_the_image_is_refused(image: PublishedImage, name
         check_labels(changed)
 
 
+def test_image_whose_base_is_not_the_locked_one_is_refused(registry: Registry, image: PublishedImage) -> None:
+    label = {**LABELS, "dev.slipway.base.changes": "tini 1 -> 2"}
+    manifest = image_json()
+    manifest["base"]["changes"] = [{"package": "tini", "locked": "1", "installed": "2"}]
+    layers = [*base_layers(), {"etc/slipway/image.json": json.dumps(manifest)}]
+    push_image(registry, "changed", layers, label)
+    with pytest.raises(TrustError, match=r"its base is not the one of its lock: tini 1 -> 2"):
+        check_labels(read_layers(registry, find_image(registry, "changed")))
+    with pytest.raises(TrustError, match=r"its base is not the one of its lock: tini 1 -> 2"):
+        check_labels(replace(image, labels=label, inventory=None))
+    push_image(registry, "hidden", layers)
+    with pytest.raises(TrustError, match=r"differ in base\.changes"):
+        check_labels(read_layers(registry, find_image(registry, "hidden")))
+
+
 def test_image_without_a_lock_label_is_refused(image: PublishedImage) -> None:
     with pytest.raises(TrustError, match=r"no label dev\.slipway\.lock"):
         check_labels(replace(image, labels={}))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.errors import BuildError, BuildkitError, PublishError, RegistryError
+from buildkit.errors import BuildError, BuildkitError, LockError, PublishError, RegistryError
 from buildkit.images.archive import ImageArchive, read_member
 from buildkit.images.build import BuildResult
 from buildkit.publishing.check import check_published
@@ -85,10 +85,11 @@ def publisher(own_server: Server, own_login: None, signer: Signer, monkeypatch: 
     request = ReleaseRequest(matrix, matrix.variant("cpu"), reference, signer, own_server.ca)
     publisher = Publisher(request, own_server)
 
-    def build(*_: object) -> BuildResult:
+    def build(*_: object, **__: object) -> BuildResult:
         return BuildResult("cpu", request.variant.name, (), IMAGE_ID, 1, 1.0, "bootstrap")
 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
+    monkeypatch.setattr("buildkit.publishing.publish.is_committed", lambda *_: True)
     monkeypatch.setattr("buildkit.publishing.publish.run_container_tests", publisher.run_smoke_tests)
     return publisher
 
@@ -101,6 +102,29 @@ def test_mocked_engine_publishes_an_image_that_strangers_can_verify_with_each_co
     publication = publish_image(publisher.request, MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
     report = check_published(publisher.registry, publication.digest, trust, publisher.server.ca)
     assert report.passed, report.checks
+
+
+def test_mocked_engine_a_lock_that_is_not_committed_is_not_published(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildkit.publishing.publish.is_committed", lambda *_: False)
+    with pytest.raises(PublishError, match=r"images/locks/cpu/.*\.txt is not committed"):
+        publish_image(publisher.request, MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
+    assert publisher.tested == []
+
+
+def test_mocked_engine_an_image_with_another_base_than_the_locked_one_is_not_published(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, only_locked: bool = False) -> BuildResult:
+        assert only_locked
+        raise LockError("the mirror has moved on from the lock of cpu-small: tini 1 -> 2")
+
+    monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
+    with pytest.raises(PublishError, match=r"would not be the one of its lock: .*tini 1 -> 2") as caught:
+        publish_image(publisher.request, MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
+    assert "buildkit lock --upgrade-base --target cpu" in caught.value.hint
+    assert "commit the lock" in caught.value.hint
 
 
 def test_mocked_engine_pulls_the_digest_back_and_it_is_tested_before_any_promotion(

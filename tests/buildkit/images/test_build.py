@@ -58,17 +58,18 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
         context,
         matrix,
         matrix.variant("cpu"),
-        parse_lock("six==1.17.0\n"),
+        parse_lock(f"# deb: tini 0.19.0-1 sha256:{'1' * 64}\nsix==1.17.0\n"),
         "registry",
         read_host({}, tmp_path, tmp_path),
     )
     files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
     code = {"app/entrypoints/code.py", "app/trainer/code.py"}
     described = {"Dockerfile", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
-    described |= {"prune.txt", "source-only.txt"}
+    described |= {"preferences", "prune.txt", "source-only.txt"}
     aliases = {f"{folder}/verl/trainer/runtime_env.yaml" for folder in ("app", "workspace")}
     assert files == {*described, "tools/uv", *code, *aliases, "workspace/examples/prepare.py"}
     assert (context / "requirements" / "wheels.txt").read_text() == "six==1.17.0\n"
+    assert "Package: tini\nPin: version 0.19.0-1\n" in (context / "preferences").read_text()
     assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0"}
 
 

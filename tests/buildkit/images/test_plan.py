@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from buildkit.cli import app
 from buildkit.errors import LockError
 from buildkit.host.accelerators import same_cuda_major
-from buildkit.images.plan import Plan, make_plan, record_build
-from buildkit.recipe.lock import Deb, Lock, Pin, WheelFacts, format_lock, parse_lock
+from buildkit.images.plan import LastBuild, Plan, last_build, make_plan, record_build
+from buildkit.recipe.lock import Deb, Lock, PackageChange, Pin, WheelFacts, format_lock, parse_lock
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix
 
@@ -32,7 +32,14 @@ def lock_with(*wheels: WheelFacts) -> Lock:
 
 def test_a_lock_is_read_as_it_was_written() -> None:
     wheel = WheelFacts(
-        "torch", 100, 10, ("libnccl.so.2",), ("sm_80", "sm_90"), ">=3.10", ("sympy>=1.13; python_version > '3'",)
+        "torch",
+        100,
+        10,
+        ("libnccl.so.2",),
+        ("sm_80", "sm_90"),
+        ">=3.10",
+        ("sympy>=1.13; python_version > '3'",),
+        "2.28",
     )
     pin = Pin("torch", "1.0", frozenset({"1" * 64}), f"torch==1.0 \\\n    --hash=sha256:{'1' * 64}\n")
     debs = (Deb("tini", "0.19-1", "ef"),)
@@ -49,9 +56,12 @@ def test_writing_a_committed_lock_reproduces_it(matrix: Matrix, identifier: str)
     assert format_lock(lock, variant.identifier) == lock.text == lock_path(matrix, variant).read_text()
 
 
-def test_a_malformed_lock_is_refused() -> None:
+@pytest.mark.parametrize(
+    "line", ["deb: tini", "epoch: 99999999999", "glibc: new ray", "requires-python: ray 3", "requires: ray torch=2"]
+)
+def test_a_malformed_lock_is_refused(line: str) -> None:
     with pytest.raises(LockError, match="malformed"):
-        parse_lock("# deb: tini\n")
+        parse_lock(f"# wheel: ray 1 1\n# {line}\n")
 
 
 @pytest.mark.parametrize(("target", "variant"), [("cpu", None), ("cuda", None), ("rocm", "rocm-debian")])
@@ -67,15 +77,15 @@ def test_a_code_change_rebuilds_only_the_last_layer(matrix: Matrix, tmp_path: Pa
     lock = read_lock(matrix, matrix.variant("cpu"))
     before = planned(matrix, lock, tmp_path, "cpu")
     assert before.changed == ("base", "accelerator", "torch", "python", "code")
-    record_build(before, tmp_path)
+    record_build(before, lock, tmp_path)
     assert planned(matrix, lock, tmp_path, "cpu").changed == ()
-    record_build(replace(before, layers=(*before.layers[:-1], replace(before.layers[-1], key="other"))), tmp_path)
+    record_build(replace(before, layers=(*before.layers[:-1], replace(before.layers[-1], key="other"))), lock, tmp_path)
     assert planned(matrix, lock, tmp_path, "cpu").changed == ("code",)
 
 
 def test_a_changed_pin_rebuilds_its_layer_and_those_above(matrix: Matrix, tmp_path: Path) -> None:
     lock = read_lock(matrix, matrix.variant("cpu"))
-    record_build(planned(matrix, lock, tmp_path, "cpu"), tmp_path)
+    record_build(planned(matrix, lock, tmp_path, "cpu"), lock, tmp_path)
     changed = parse_lock(lock.text.replace("\ntorch==", "\ntorch==9.", 1))
     assert planned(matrix, changed, tmp_path, "cpu").changed == ("torch", "python", "code")
 
@@ -100,6 +110,31 @@ def test_a_broken_requirement_names_the_locked_version(matrix: Matrix, tmp_path:
 def test_a_wheel_that_refuses_the_python_version_is_named(matrix: Matrix, tmp_path: Path) -> None:
     lock = lock_with(WheelFacts("vllm", 1, 0, requires_python=">=3.12"))
     assert status(planned(matrix, lock, tmp_path), "python") == ("fail", "vllm needs Python >=3.12")
+
+
+def test_wheels_for_a_newer_glibc_than_the_bases_are_named(matrix: Matrix, tmp_path: Path) -> None:
+    lock = lock_with(WheelFacts("vllm", 1, 0, glibc="2.39"), WheelFacts("torch", 1, 0, glibc="2.28"))
+    assert status(planned(matrix, lock, tmp_path), "glibc") == ("fail", "vllm needs glibc 2.39, base debian12 has 2.36")
+
+
+def test_the_locked_glibc_counts_and_not_what_the_matrix_says_of_it(matrix: Matrix, tmp_path: Path) -> None:
+    variant = matrix.variant("cuda")
+    variant = replace(variant, base=replace(variant.base, glibc="2.39"))
+    lock = replace(lock_with(WheelFacts("vllm", 1, 0, glibc="2.39")), debs=(Deb("libc6", "2.36-9+deb12u14", "00"),))
+    found = status(make_plan(matrix, variant, lock, tmp_path), "glibc")
+    assert found == (
+        "fail",
+        "vllm needs glibc 2.39, base debian12 has 2.36; images/matrix.toml says glibc 2.39, the locked base has 2.36",
+    )
+
+
+def test_a_record_that_cannot_be_read_is_no_build(matrix: Matrix, tmp_path: Path) -> None:
+    variant, lock = matrix.variant("cpu"), Lock(changes=(PackageChange("tini", "1", "2"),))
+    record_build(planned(matrix, lock, tmp_path, "cpu"), lock, tmp_path)
+    assert last_build(variant, tmp_path).changes == ("tini 1 -> 2",)
+    for content in ("", "[]", '{"layers": []}', '{"base": "00ff"}'):
+        next((tmp_path / "builds").iterdir()).write_text(content)
+        assert last_build(variant, tmp_path) == LastBuild()
 
 
 def test_missing_code_for_an_architecture_is_named(matrix: Matrix, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def dockerfile(matrix: Matrix, target: str, provider: str) -> str:
 @pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
 def test_every_target_renders_a_complete_dockerfile(matrix: Matrix, target: str) -> None:
     text = dockerfile(matrix, target, "registry")
-    assert text.count("\nFROM ") == 2
+    assert text.count("\nFROM ") == 3
     assert 'ENTRYPOINT ["tini", "-g", "--", "launch"]' in text
     assert "STOPSIGNAL SIGTERM" in text
     assert "{{" not in text
@@ -103,13 +103,28 @@ def test_every_variant_renders_with_each_of_its_providers(matrix: Matrix, target
             assert "ENTRYPOINT" in render_dockerfile(matrix, variant, provider, {})
 
 
-def test_a_base_from_a_registry_uses_the_locked_digest_and_packages(matrix: Matrix) -> None:
+def test_an_image_with_another_base_than_the_locked_one_says_so_and_has_no_tag_of_the_lock(matrix: Matrix) -> None:
+    variant = matrix.variant("cpu")
+    lock = parse_lock(f"# deb: tini 1 sha256:{'1' * 64}\n")
+    changed = lock.with_packages((Deb("tini", "2", "2" * 64),))
+    manifests = [image_manifest(matrix, variant, "bootstrap", found) for found in (lock, changed)]
+    assert [manifest["base"]["changes"] for manifest in manifests] == [
+        [],
+        [{"package": "tini", "locked": "1", "installed": "2"}],
+    ]
+    labels = [image_labels(matrix, variant, manifest) for manifest in manifests]
+    assert [label.get("dev.slipway.base.changes") for label in labels] == [None, "tini 1 -> 2"]
+    assert labels[0]["dev.slipway.lock"] == labels[1]["dev.slipway.lock"]
+    kept = image_tags(matrix, variant, changed)
+    assert image_tags(matrix, variant, lock) == (*kept, f"slipway:{variant.identifier}-{lock.digest[:12]}")
+
+
+def test_a_base_from_a_registry_uses_the_locked_digest(matrix: Matrix) -> None:
     lock = Lock(
         base="debian:bookworm-slim", base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "0.19.0-1", "2" * 64),)
     )
     text = render_dockerfile(matrix, matrix.variant("cpu"), "registry", {}, lock)
-    assert f"FROM debian:bookworm-slim@sha256:{'1' * 64} AS base" in text
-    assert " tini=0.19.0-1" in text
+    assert f"FROM debian:bookworm-slim@sha256:{'1' * 64} AS vendor" in text
 
 
 def test_a_debug_image_has_its_own_name_lock_and_environment(matrix: Matrix) -> None:

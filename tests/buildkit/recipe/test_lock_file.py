@@ -1,6 +1,7 @@
 """A lock that no longer matches the matrix or the templates is refused; the error names the command that fixes it."""
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from buildkit.errors import LockError
 from buildkit.recipe.lock import Lock, format_lock
 from buildkit.recipe.lock_file import inputs_digest, lock_path, read_lock, template_digest
 from buildkit.recipe.matrix import load_matrix
+from buildkit.recipe.project import is_committed
 
 
 @pytest.fixture
@@ -67,6 +69,38 @@ def test_a_lock_is_refused_after_a_change_of_the_images_inputs(
 def test_a_comment_in_a_template_keeps_the_lock_valid(locked: Path) -> None:
     append("templates/Dockerfile.j2", "\n# a comment\n")(locked)
     assert read(locked).inputs
+
+
+def test_a_lock_of_the_commit_is_told_from_one_that_only_this_host_has(locked: Path) -> None:
+    path = lock_path(load_matrix(locked), load_matrix(locked).variant("cpu"))
+    assert is_committed(locked, path), "there is no git checkout to compare with"
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *words], cwd=locked, check=True)
+
+    git("init", "--quiet")
+    git("add", "pyproject.toml")
+    git("commit", "-qm", "first")
+    assert not is_committed(locked, path)
+    git("add", "images/locks")
+    assert not is_committed(locked, path)
+    git("commit", "-qm", "second")
+    assert is_committed(locked, path)
+    path.write_text(path.read_text() + "# more\n")
+    assert not is_committed(locked, path)
+
+
+@pytest.mark.parametrize("content", [b"\xff", None])
+def test_a_lock_that_cannot_be_read_is_refused(locked: Path, content: bytes | None) -> None:
+    matrix = load_matrix(locked)
+    path = lock_path(matrix, matrix.variant("cpu"))
+    path.unlink()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(LockError, match="cannot be read"):
+        read(locked)
 
 
 def test_a_missing_lock_is_named(project: Path) -> None:

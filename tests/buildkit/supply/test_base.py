@@ -8,7 +8,7 @@ from buildkit.errors import BaseError, LockError
 from buildkit.recipe.lock import Deb, Lock
 from buildkit.recipe.matrix import Base, Matrix, load_matrix
 from buildkit.running.engine import Docker, LocalImage
-from buildkit.supply.base import bootstrap, choose_provider, preferences
+from buildkit.supply.base import bootstrap, choose_provider, preferences, resolve_base
 
 ABSENT = "127.0.0.1:1/debian:bookworm-slim"  # no registry listens at this port
 LOCKED = Lock(base=ABSENT, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
@@ -79,17 +79,61 @@ def test_failed_bootstrap_leaves_no_file(project: Path, tmp_path: Path, monkeypa
     assert list((cache / "bases").iterdir()) == []
 
 
-def test_mirror_without_the_locked_versions_is_named_with_a_fix(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved = "Package: tini\\nVersion: 2\\nSHA256: bb\\n"
-    hook = "case $a in --customize-hook=download*) out=${a##* }; printf '" + moved + "' >$out;; esac"
-    fake_mmdebstrap(tmp_path, f'for a; do {hook}; done; echo tar >"$a"')
+@pytest.fixture
+def moved_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for mmdebstrap whose mirror has tini 2 alone; it notes each call in the file that is returned."""
+    hook = """case $a in
+    --customize-hook=download*) printf 'Package: tini\\nVersion: 2\\nSHA256: bb\\n' >"${a##* }";;
+    */root.tar) echo tar >"$a";;
+  esac"""
+    fake_mmdebstrap(tmp_path, f"echo called >>{tmp_path}/calls\nfor a; do {hook}; done")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LockError, match=r"tini 1 \(now 2\)") as caught:
-        bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", (Deb("tini", "1", "aa"),), 0)
-    assert "buildkit lock --upgrade" in caught.value.hint
+    monkeypatch.setattr("buildkit.supply.base.ARCHIVE", "http://127.0.0.1:1")
+    return tmp_path / "calls"
+
+
+LOCKED_TINI = (Deb("tini", "1", "aa"),)
+
+
+def test_mirror_without_the_locked_versions_is_named_with_a_fix(
+    project: Path, tmp_path: Path, moved_mirror: Path
+) -> None:
+    with pytest.raises(LockError, match=r"has moved on from the lock of cpu-small: tini 1 -> 2") as caught:
+        bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", LOCKED_TINI, 0)
+    assert "buildkit lock --upgrade-base --target cpu" in caught.value.hint
     assert list((tmp_path / "cache" / "bases").iterdir()) == []
+
+
+def test_newer_packages_take_the_place_of_those_that_are_gone_and_are_kept_beside_the_locked_base(
+    project: Path, tmp_path: Path, moved_mirror: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variant, cache = load_matrix(project).variant("cpu"), tmp_path / "cache"
+    made = bootstrap(variant, cache, LOCKED_TINI, 0, only_locked=False)
+    assert made.debs == (Deb("tini", "2", "bb"),)
+    assert "tini 1 -> 2" in caplog.text
+    assert "the image is not the one that was locked" in caplog.text
+    assert bootstrap(variant, cache, LOCKED_TINI, 0, only_locked=False) == made
+    assert moved_mirror.read_text() == "called\n", "a second build takes the same base"
+    with pytest.raises(LockError, match="tini 1 -> 2"):
+        bootstrap(variant, cache, LOCKED_TINI, 0)
+
+
+def test_a_mirror_with_another_file_of_a_locked_version_is_never_used(
+    project: Path, tmp_path: Path, moved_mirror: Path
+) -> None:
+    variant = load_matrix(project).variant("cpu")
+    with pytest.raises(LockError, match="another file of tini 2"):
+        bootstrap(variant, tmp_path / "cache", (Deb("tini", "2", "aa"),), 0, only_locked=False)
+    assert list((tmp_path / "cache" / "bases").iterdir()) == []
+
+
+def test_a_base_that_was_resolved_for_a_lock_is_the_one_of_the_next_build(
+    project: Path, tmp_path: Path, moved_mirror: Path
+) -> None:
+    variant, cache = load_matrix(project).variant("cpu"), tmp_path / "cache"
+    made = resolve_base(variant, cache, LOCKED_TINI, 0)
+    assert bootstrap(variant, cache, made.debs, 0) == made
+    assert moved_mirror.read_text() == "called\n"
 
 
 def test_packages_that_a_mirror_no_longer_has_come_from_the_archive_of_the_locks_day(
@@ -108,6 +152,7 @@ for a; do
 done""",
     )
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("requests.head", lambda *_, **__: None)  # the archive is not asked
     locked = (Deb("tini", "1", "aa"),)
     made = bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", locked, 1795392000)
     assert made.debs == locked
@@ -125,5 +170,5 @@ def test_a_base_of_two_suites_takes_the_named_packages_from_the_second(matrix: M
     assert "librccl1" in preferences(variant, ())
     assert preferences(variant, ()).endswith("Pin: release a=experimental\nPin-Priority: 1001\n\n")
     locked = preferences(variant, (Deb("librccl1", "7.2.4-1", "aa"),))
-    assert locked == "Package: librccl1\nPin: version 7.2.4-1\nPin-Priority: 1001\n\n"
+    assert locked.startswith("Package: librccl1\nPin: version 7.2.4-1\nPin-Priority: 1002\n\n")
     assert preferences(matrix.variant("cpu"), ()) == ""

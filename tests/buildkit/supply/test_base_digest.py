@@ -79,7 +79,7 @@ def host_without_mmdebstrap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bootstrapping is replaced by a fixed list of packages."""
     monkeypatch.setattr("buildkit.supply.base.PATIENCE", 0.1)
     monkeypatch.setattr("buildkit.supply.resolve.bootstrap_refusal", lambda _: "")
-    monkeypatch.setattr("buildkit.supply.resolve.bootstrap", lambda *_: Made(Path(), (Deb("tini", "1", "2" * 64),)))
+    monkeypatch.setattr("buildkit.supply.resolve.resolve_base", lambda *_: Made(Path(), (Deb("tini", "1", "2" * 64),)))
 
 
 class Made(Bootstrapped):
@@ -103,7 +103,7 @@ def test_the_lock_has_the_digest_of_the_index_for_all_platforms(
     lock = read_lock(matrix, variant)
     assert lock.base_digest == digest_of(registry.index)
     text = render_dockerfile(matrix, variant, "registry", {}, lock)
-    assert f"FROM {registry.image.partition('@')[0]}@{lock.base_digest} AS base" in text
+    assert f"FROM {registry.image.partition('@')[0]}@{lock.base_digest} AS vendor" in text
 
 
 def test_a_lock_without_a_digest_gets_it_once_the_registry_answers(
