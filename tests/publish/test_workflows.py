@@ -19,7 +19,7 @@ from tests.publish.conftest import ROOT
 GITLAB = ROOT / "ci/gitlab-ci.yml"
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 SCRIPT = re.compile(
-    r"(?:sudo --preserve-env )?\./ci/(actionlint|audit|lock|propose-locks|publish|setup|site|test)(?: \S+)*"
+    r"(?:sudo --preserve-env )?\./ci/(actionlint|audit|build|lock|propose-locks|publish|setup|site|test)(?: \S+)*"
 )
 FORMS = sorted(set((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"})
 SCHEMAS = {
@@ -110,12 +110,23 @@ def test_proposed_locks_go_to_a_branch_of_their_own(tmp_path: Path) -> None:
         return done.stderr
 
     assert "no lock has changed" in propose()
-    (checkout / "images/locks/cpu.txt").write_text("new\n")
+    lock = checkout / "images/locks/cpu.txt"
+    debs = "# deb: tini 1 sha256:00\n# deb: gone 1 sha256:00\n"
+    lock.write_text(f"# epoch: 1\n{debs}ray[default]==2.0 \\\n    --hash=sha256:00\nsix==1\n")
+    git("commit", "-qam", "second")
+    lock.write_text("# epoch: 2\n# deb: tini 2 sha256:11\nray[default]==2.1 \\\n    --hash=sha256:11\nsix==1\n")
     (checkout / "other").write_text("not a lock\n")
     propose()
     changed = git("--git-dir", str(remote), "diff", "--name-only", "refreshed-locks~", "refreshed-locks")
     assert changed == "images/locks/cpu.txt\n"
     assert (tmp_path / "calls").read_text().splitlines() == ["auth setup-git", "pr list", "pr create"]
+    told = git("--git-dir", str(remote), "log", "-1", "--format=%b", "refreshed-locks")
+    assert "**images/locks/cpu.txt**" in told
+    assert [line for line in told.splitlines() if line.startswith("- ")] == [
+        "- gone (Debian) 1 -> none",
+        "- ray[default] 2.0 -> 2.1",
+        "- tini (Debian) 1 -> 2",
+    ]
 
 
 def test_each_trigger_calls_its_script() -> None:
@@ -123,6 +134,7 @@ def test_each_trigger_calls_its_script() -> None:
     assert calls(jobs["test/test"]) == ["./ci/test"]
     assert calls(jobs["nightly/full"]) == ["./ci/test --full"]
     assert calls(jobs["nightly/advisories"]) == ["./ci/audit"]
+    assert calls(jobs["nightly/cuda"]) == ["./ci/build cuda"]
     assert calls(jobs["nightly/refreshed-locks"]) == ["./ci/setup", "./ci/lock --upgrade"]
     assert calls(jobs["nightly/locks-as-pull-request"]) == ["./ci/propose-locks"]
     assert jobs["publish/publish"]["uses"] == "./.github/workflows/build.yml"
