@@ -37,6 +37,12 @@ class CheckpointError(TrainerError):
     exit_code = 4
 
 
+class RemovedRunError(TrainerError):
+    """The run's directory was removed or moved while the run wrote into it."""
+
+    exit_code = 4
+
+
 class CertificateError(TrainerError):
     """A run has no readable certificate. `verify` and `replay` also exit with 1 if they find a difference."""
 

@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from trainer.errors import ConfigError, LostRunError
+from trainer.errors import ConfigError, LostRunError, RemovedRunError
 from trainer.records.files import owner
 from trainer.records.files.owner import OWNER, RunOwner
 
@@ -78,6 +79,37 @@ def test_a_writer_whose_directory_was_taken_ends(tmp_path: Path, monkeypatch: py
         with pytest.raises(LostRunError, match="process 7 on other writes there now"):
             mine.check()
     assert (tmp_path / OWNER).exists()  # it is the other's
+
+
+@pytest.mark.parametrize("how", ["removed", "its parent removed", "moved", "replaced"])
+def test_a_writer_whose_directory_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.01)
+    run = tmp_path / "runs" / "run"
+    with RunOwner(run) as mine:
+        mine.check()
+        if how == "its parent removed":
+            shutil.rmtree(run.parent)
+        elif how == "moved":
+            run.rename(run.with_name("elsewhere"))
+        else:
+            shutil.rmtree(run)
+        if how == "replaced":
+            run.mkdir()
+        mine._thread.join(10)
+        with pytest.raises(RemovedRunError, match=f"{run}: removed or moved while the run wrote there"):
+            mine.check()
+
+
+def test_a_file_system_that_is_away_for_a_while_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it was mounted, the directory of another file system stands meanwhile."""
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.01)
+    run = tmp_path / "run"
+    with RunOwner(run) as mine:
+        mine._place = os.stat_result((*mine._place[:2], mine._place.st_dev + 1, *mine._place[3:]))
+        run.rename(tmp_path / "away")
+        mine._thread.join(0.2)
+        mine.check()
+        (tmp_path / "away").rename(run)
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trainer.errors import ConfigError, LostRunError
+from trainer.errors import ConfigError, LostRunError, RemovedRunError
 from trainer.records.files.regular import open_regular, read_regular
 from trainer.records.printable import printable
 
@@ -40,12 +40,13 @@ class RunOwner:
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
         self._descriptor = -1
         self._made: list[Path] = []
-        self._lost = ""
+        self._lost, self._removed = "", False
 
     def __enter__(self) -> Self:
         """Raises ConfigError if another process writes into the directory, or if nobody can."""
         try:
             self._open()
+            self._place = self._run_dir.stat()
         except OSError as error:
             raise ConfigError(
                 f"{self._run_dir}: cannot be written: {error}", hint="set trainer.output_dir to a directory of yours"
@@ -67,9 +68,14 @@ class RunOwner:
                 path.rmdir()
 
     def check(self) -> None:
-        """Raises LostRunError if another process took the directory."""
+        """Raises LostRunError if another process took the directory, RemovedRunError if it is gone."""
         if self._lost:
             raise LostRunError(f"{self._run_dir}: {self._lost} writes there now", hint="let only one of them go on")
+        if self._removed:
+            raise RemovedRunError(
+                f"{self._run_dir}: removed or moved while the run wrote there, so its records are incomplete",
+                hint="leave the directory of a run that goes on where it is",
+            )
 
     def _open(self) -> None:
         """Opens the file, locks it and takes it."""
@@ -131,7 +137,19 @@ class RunOwner:
                 self._lost = _name(other)
                 return
             with suppress(OSError):  # a disk that is full or away for a while
+                if not other and self._is_gone():
+                    self._removed = True
+                    return
                 os.utime(self._descriptor)
+
+    def _is_gone(self) -> bool:
+        """Whether there is no directory, or another one, on the file system where it was. Raises OSError.
+
+        A file system that is away for a while shows none either, but then a directory above it is another's.
+        """
+        first = next(path for path in (self._run_dir, *self._run_dir.absolute().parents) if path.exists())
+        found = first.stat()
+        return found.st_dev == self._place.st_dev and found.st_ino != self._place.st_ino
 
 
 def _lock(descriptor: int) -> bool | None:

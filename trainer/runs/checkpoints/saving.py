@@ -136,7 +136,7 @@ class Saver:
         """
         self.settle()
         attempts = rounds * len(self._writers)
-        while self.last is None or self.step < state.step:
+        while self.last is None or self.step < state.step or not self.last.exists():
             attempts -= 1
             try:
                 self._start(state)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,14 @@ def test_a_checkpoint_appears_when_every_worker_has_written(
     manifest = json.loads((tmp_path / "run" / "checkpoints" / "step_000001" / "state.json").read_text())
     assert sorted(manifest["files"]) == ["actor/__0_0.distcp", "critic/__0_0.distcp"]
     assert saver.look() == {}  # nothing is under way any more
+
+
+def test_a_last_checkpoint_that_was_removed_is_written_again(saver: Saver, tmp_path: Path) -> None:
+    saver.save(state(3))
+    shutil.rmtree(tmp_path / "run")
+    saver.save(state(3))
+    assert there(tmp_path / "run") == ["step_000003"]
+    assert last_checkpoint(tmp_path / "run") == saver.last
 
 
 def test_no_checkpoint_stands_before_the_records_of_its_steps(groups: list[FakeGroup], tmp_path: Path) -> None:
