@@ -60,7 +60,11 @@ def parse_trainer(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("line", "comment"), COMMANDS)
-def test_command_is_understood(line: str, comment: str) -> None:
+def test_command_is_understood(line: str, comment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "runs" / "ID"  # commands that read a run refuse one that does not exist
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(line, comments=True)
     if ">" in words:
         words = words[: words.index(">")]
