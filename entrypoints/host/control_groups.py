@@ -20,4 +20,4 @@ def group_folders(tree: Tree, controller: str) -> Iterator[str]:
             continue
         mount = f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup"
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):
-            yield f"{mount}{group}"
+            yield f"{mount}{group}".rstrip("/")

@@ -132,8 +132,10 @@ def judge_processes(left: Mapping[str, tuple[int, int]], cpus: int) -> Finding:
     needed = RAYS_TASKS + TASKS_PER_WORKER * cpus
     words = f"{limit} processes and threads may run ({source}), {used} do"
     if limit - used < needed:
+        fails = limit - used < RAYS_TASKS + TASKS_PER_WORKER  # not even one worker can start
         return Finding(
-            "nproc", Verdict.FAIL, f"only {words}: Ray needs about {needed} for {cpus} CPUs",
+            "nproc", Verdict.FAIL if fails else Verdict.WARN,
+            f"only {words}: Ray needs about {needed} for {cpus} CPUs",
             "raise the limit (--ulimit nproc=65536 or --pids-limit -1 of the container, ulimit -u, the scheduler's), "
             "or give Ray fewer CPUs with --num-cpus",
         )  # fmt: skip
