@@ -13,9 +13,20 @@ logger = logging.getLogger(__name__)
 
 
 def open_store(address: str, world_size: int, timeout: float) -> dist.TCPStore:
-    """Opens the store at rank 0, on a free port: `store.port`."""
+    """Opens the store at rank 0, on a free port of this address alone: `store.port`.
+
+    The store asks for no secret, and torch by itself lets it listen on all addresses of the node.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family, backlog=world_size)
     return dist.TCPStore(
-        address, 0, world_size, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+        address,
+        listening.getsockname()[1],
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listening.detach(),
     )
 
 
