@@ -1,5 +1,5 @@
 """`python -m trainer`."""
 
-from trainer.cli import main
+from trainer.cli import run_process
 
-main()
+run_process()

@@ -1,7 +1,9 @@
 """Work in threads of which none can keep a process from going on or from ending."""
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
@@ -9,6 +11,8 @@ from typing import TypeVar
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+EXIT_SECONDS = 60.0
 
 
 def in_background(work: Callable[[], R], name: str) -> Future[R]:
@@ -38,3 +42,17 @@ def ended_within(seconds: float, work: Callable[[], object], left: str) -> bool:
         return False
     result.result()
     return True
+
+
+def limit_exit(status: int) -> None:
+    """Ends this process with a status if it has not ended within a time. Call it last: packages may wait for their
+    servers when Python ends, and Python for threads that wait for a disk."""
+
+    def end() -> None:
+        time.sleep(EXIT_SECONDS)
+        waiting = [thread.name for thread in threading.enumerate() if thread.is_alive() and not thread.daemon]
+        logger.error("not ended after %g s, and left: %s", EXIT_SECONDS, ", ".join(waiting))
+        time.sleep(0.5)  # for the thread that writes the message
+        os._exit(status)
+
+    threading.Thread(target=end, name="exit", daemon=True).start()

@@ -7,6 +7,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from trainer.background import limit_exit
 from trainer.cluster.ending import leave
 from trainer.commands.config import config
 from trainer.commands.data import data
@@ -56,6 +57,15 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     with detached_console():
         status = _run(arguments)
     leave(status)
+
+
+def run_process(arguments: list[str] | None = None) -> NoReturn:
+    """`main` in a process of its own, which ends within a time, whatever threads and packages still wait for."""
+    try:
+        main(arguments)
+    except SystemExit as end:
+        limit_exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+        raise
 
 
 def _run(arguments: list[str] | None) -> int | None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from trainer.cli import main, report_failure
+from trainer.cli import report_failure, run_process
 from trainer.config.files import PRESETS
 from trainer.errors import ConfigError
 
@@ -50,7 +50,7 @@ def run(entry: str = "trainer.main_ppo") -> NoReturn:
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
         sys.exit(0)  # torchrun starts a process per device; the first one starts the workers of all
     settings = [*(_without_option(argument) for argument in sys.argv[1:]), *devices(os.environ)]
-    main([command_of(entry), "--config", preset, *settings])
+    run_process([command_of(entry), "--config", preset, *settings])
 
 
 def preset_of(entry: str) -> str:

@@ -10,7 +10,7 @@ from trainer.records.logger import MetricsLogger
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-CLOSE_SECONDS = 60.0  # for what is not sent yet when the run ends
+CLOSE_SECONDS = 60.0  # for what is not sent yet when the run ends, and for the end of the record
 
 
 class RetryingLogger:
@@ -20,7 +20,7 @@ class RetryingLogger:
         self._name, self._inner, self._retry = name, inner, retry_seconds
         self._rows: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue()
         self._closing = threading.Event()
-        self._lost = 0
+        self._lost, self._failed = 0, False
         self._thread = threading.Thread(target=self._send_all, name=f"logger {name}", daemon=True)
         self._thread.start()
 
@@ -28,17 +28,18 @@ class RetryingLogger:
         self._rows.put((step, dict(metrics)))
 
     def close(self, failed: bool) -> None:
-        """Tries each waiting step once more, and ends the record."""
+        """Tries each waiting step once more, and ends the record, within a time."""
+        self._failed = failed
         self._closing.set()
         self._rows.put(None)
         self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive() or self._lost:
+        if self._thread.is_alive():
+            logger.error(
+                "%s: not done after %g s, and left: its server may lack the last steps; metrics.jsonl holds them all",
+                *(self._name, CLOSE_SECONDS),
+            )
+        elif self._lost:
             logger.error("%s: not all steps are sent; metrics.jsonl holds them all", self._name)
-        if not self._thread.is_alive():
-            try:
-                self._inner.close(failed)
-            except Exception as error:  # noqa: BLE001 - other people's packages may raise anything
-                logger.warning("%s: the record cannot be ended: %s", self._name, error)
 
     def _send_all(self) -> None:
         while (row := self._rows.get()) is not None:
@@ -49,6 +50,10 @@ class RetryingLogger:
                     self._lost += 1
                     break
                 self._closing.wait(self._retry)
+        try:
+            self._inner.close(self._failed)
+        except Exception as error:  # noqa: BLE001 - other people's packages may raise anything
+            logger.warning("%s: the record cannot be ended: %s", self._name, error)
 
     def _send(self, step: int, metrics: Mapping[str, float], warned: bool) -> bool:
         try:

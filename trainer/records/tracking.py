@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter
 
+from trainer.background import ended_within
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
 from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG, PHASE, TENSORBOARD = "config.json", "phase.json", "tensorboard"
 _OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+CLOSE_SECONDS = 300.0  # for records that a slow disk has not taken yet
 INTERRUPTED = "trainer/interrupted"  # a metric of the last step of a run that failed in it, after its update
 
 Opened = TypeVar("Opened", LineFile, TensorBoardFile)
@@ -119,8 +121,11 @@ class Tracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.__exit__(kind, error, trace)
-        for logger in self._loggers:
-            logger.close(failed=error is not None)
+        for sender in self._loggers:
+            sender.close(failed=error is not None)
+        ended_within(CLOSE_SECONDS, self._close_files, f"records in {self._run_dir}")
+
+    def _close_files(self) -> None:
         self._thread.close()
         for file in reversed(self._opened):
             file.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from trainer.background import ended_within
 from trainer.cluster.calls import stalls_explained
 from trainer.cluster.connection import connected
 from trainer.cluster.ready import wait_for_ray
@@ -109,9 +110,10 @@ def _train(
         try:
             controller.run()
         finally:
-            controller.pipeline.close()
-            controller.collector.close()
-            controller.records.close()
+            limit = settings.worker_timeout
+            ended_within(limit, controller.pipeline.close, "sampling ahead")
+            ended_within(limit, controller.collector.close, "rewards, environments and programs")
+            ended_within(limit, controller.records.close, f"trajectories in {run_dir}")
         return controller.result()
 
 

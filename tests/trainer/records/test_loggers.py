@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -68,6 +71,71 @@ def test_wandb_records_offline_without_a_server_or_a_key(
     assert content.count(b"reward/mean") >= 2
     assert b"learning_rate" in content
     assert ("no API key is set" if someone_answers else f"nothing answers at {NOBODY}") in caplog.text
+
+
+# Starts a record at a server of its own, which answers nothing any more once a step is sent, and ends as a run does.
+SILENCED = """
+import json, sys, threading, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from trainer import background, cli
+from trainer.config.tree import Config
+from trainer.records import retrying
+from trainer.records.tracking import Tracker
+
+background.EXIT_SECONDS = retrying.CLOSE_SECONDS = 3.0
+silent = threading.Event()
+
+class Server(BaseHTTPRequestHandler):
+    def do_POST(self):
+        if silent.is_set():
+            time.sleep(600)
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        bucket = {"id": "x", "name": "run", "displayName": "run", "project": {"name": "p", "entity": {"name": "e"}}}
+        viewer = {"id": "v", "username": "u", "email": "u@e", "entity": "e", "flags": "{}", "teams": {"edges": []}}
+        found = {"viewer": viewer, "upsertBucket": {"bucket": bucket, "inserted": True}}
+        content = json.dumps({"data": found}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+    do_GET = do_POST
+
+server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Server)
+server.daemon_threads = True
+threading.Thread(target=server.serve_forever, daemon=True).start()
+
+def record(*_, **__):
+    with Tracker(Path(sys.argv[2]), Config.model_validate({"trainer": {"loggers": ["wandb"]}})) as tracker:
+        tracker.begin()
+        silent.set()
+        tracker.log(1, {"reward/mean": 0.5})
+    return 7
+
+cli.app = record
+cli.run_process([])
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_a_server_of_wandb_that_goes_silent_holds_no_run(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
+        "WANDB_API_KEY": "0123456789" * 4,
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    command = [sys.executable, "-c", SILENCED, str(port), str(tmp_path / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 7, done.stderr
+    assert "recorded offline" not in done.stderr  # the server had answered
+    assert "wandb: not done after 3 s, and left" in done.stderr
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["step"] == 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from trainer.records import retrying
 from trainer.records.files.lines import LineFile
 from trainer.records.retrying import RetryingLogger
 from trainer.records.tensorboard import TensorBoardFile
@@ -131,3 +132,27 @@ def test_a_server_that_stays_away_does_not_hold_the_run(caplog: pytest.LogCaptur
     sender.log(2, {})
     sender.close(failed=True)
     assert "mlflow: not all steps are sent; metrics.jsonl holds them all" in caplog.text
+
+
+class SilentServer(Server):
+    """A logger whose server takes the steps, and answers nothing any more when the record is ended."""
+
+    def __init__(self) -> None:
+        super().__init__(away=0)
+        self.answer = threading.Event()
+
+    def close(self, failed: bool) -> None:  # noqa: ARG002
+        self.answer.wait()
+
+
+def test_a_stand_in_for_a_server_that_goes_silent_holds_no_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying, "CLOSE_SECONDS", 0.1)
+    server = SilentServer()
+    sender = RetryingLogger("wandb", server)
+    sender.log(1, {})
+    sender.close(failed=False)
+    assert "wandb: not done after 0.1 s, and left: its server may lack the last steps" in caplog.text
+    assert server.steps == [1]
+    server.answer.set()

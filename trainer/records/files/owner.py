@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from trainer.background import ended_within
 from trainer.errors import ConfigError, LostRunError, RemovedRunError
 from trainer.records.files.regular import open_regular, read_regular
 from trainer.records.printable import printable
@@ -20,6 +21,7 @@ from trainer.records.printable import printable
 OWNER = "owner.json"
 HEARTBEAT_SECONDS = 5.0
 _MOST_BYTES = 2**16  # of the file
+RELEASE_SECONDS = 30.0  # on a file system that does not answer
 SILENT_SECONDS = 30.0  # without a heartbeat, after which an owner on another node counts as dead
 
 Watch = Callable[[float], object]
@@ -58,6 +60,9 @@ class RunOwner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        ended_within(RELEASE_SECONDS, self._release, f"the release of {self._run_dir}")
+
+    def _release(self) -> None:
         self._thread.join()
         with suppress(OSError):
             if not self._lost:

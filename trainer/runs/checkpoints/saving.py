@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from trainer.background import ended_within
 from trainer.cluster.calls import wait
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.sections.trainer import TrainerConfig
@@ -179,7 +180,7 @@ class Saver:
         """Completes the running checkpoint if it ends soon, else removes it."""
         with suppress(TrainerError):  # the run already ends with another error
             self._finish(CLOSE_SECONDS)
-        self.abandon()
+        ended_within(CLOSE_SECONDS, self.abandon, "removal of the checkpoint that was not complete")
 
     def abandon(self) -> None:
         """Removes the running checkpoint: its ranks will not answer."""

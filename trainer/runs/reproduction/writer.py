@@ -34,6 +34,7 @@ from trainer.runs.reproduction.surroundings import software
 
 logger = logging.getLogger(__name__)
 
+FINISHED_SECONDS = 3600.0  # for the hashing of a large model that a run has written
 FAILED_SECONDS = 5.0  # that a failed run waits for the hashing
 
 
@@ -76,7 +77,9 @@ class CertificateWriter:
     ) -> None:
         if self._thread.is_alive():
             self._jobs.put(None)
-            self._thread.join(None if error is None else FAILED_SECONDS)
+            self._thread.join(FINISHED_SECONDS if error is None else FAILED_SECONDS)
+            if self._thread.is_alive() and error is None:
+                logger.error("%s: not done after %g s, and left", self._run_dir / CERTIFICATE, FINISHED_SECONDS)
             logger.info("%s took %.1f s beside the run", self._run_dir / CERTIFICATE, self._seconds)
 
     def last_step(self, planned: int) -> int:
