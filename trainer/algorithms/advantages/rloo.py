@@ -21,7 +21,7 @@ def rloo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
 
     Args, returns: see `grpo`.
     """
-    sizes = group_sizes(groups)
+    sizes = group_sizes(groups).double()
     scale = (sizes / (sizes - 1)).where(sizes > 1, 1.0)
     return at_every_token(scale * deviations(scores_of(rewards), groups), rewards, mask)
 
