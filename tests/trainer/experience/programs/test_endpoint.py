@@ -162,16 +162,18 @@ def test_headers_are_bounded(line: Line, headers: list[str], caplog: pytest.LogC
     assert not caplog.records
 
 
-def test_silent_connections_are_few_and_need_no_threads(line: Line, policy: list[ChatRequest]) -> None:
-    threads = threading.active_count()
+def test_silent_connections_are_few_and_need_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEY_SECONDS", 600.0)
     most = MOST_STRANGERS + PROGRAMS
-    with ExitStack() as opened:
+    with closing(Endpoint(PROGRAMS)) as endpoint, ExitStack() as opened:
+        line = endpoint.open(threading.Event())
+        threads = threading.active_count()
         silent = [opened.enter_context(connect(line)) for _ in range(5 * most)]
         assert all(map(closes, silent[: 4 * most]))
         assert threading.active_count() == threads
         program = opened.enter_context(connect(line))
-        program.sendall(request(line))
-        assert answer(program)[0] == 200
+        program.sendall(head(line, "Content-Length: 2") + b"{}")
+        assert answer(program)[0] == 400
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\nX: y\r\n"])

@@ -12,6 +12,7 @@ import pytest
 from tests.trainer.rewards.sandbox.attacks import ATTACKS, READING, attacker
 from tests.trainer.rewards.sandbox.machines import Machine
 
+REFUSED_BY_DOCKER = ("keep a key", "leave what is shared")
 DATAGRAMS = f"\0slipway-attack-{os.getpid()}"
 
 
@@ -51,6 +52,8 @@ def test_attack_succeeds_outside_of_a_sandbox(name: str, tmp_path: Path) -> None
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if "memory" in name and scope.exists() and scope.read_text().strip() != "0":
         pytest.skip("this kernel protects the memory of processes")
+    if name in REFUSED_BY_DOCKER and "\nSeccomp:\t0" not in Path("/proc/self/status").read_text():
+        pytest.skip("this container refuses it, too")
     program = attacker(str(os.getpid()), *targets(tmp_path), DATAGRAMS)
     ended = subprocess.run(
         [sys.executable, "-c", program], input=name, capture_output=True, text=True, cwd=tmp_path, check=False
