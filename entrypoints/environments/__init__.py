@@ -124,7 +124,7 @@ def _placed(view: ProcessView, found: Allocation, answers: list[tuple[type[Envir
     started = next((answer for by, answer in answers if by.precedence in MPI and isinstance(answer, Allocation)), None)
     here = view.place_in(found.hosts or ())
     if started is not None:
-        if (started.task_count or started.node_count) < found.node_count or started.node_count == 1:
+        if (started.task_count or started.node_count) < found.node_count or started.node_count == 1 < found.node_count:
             found, here = started, None
         elif here is None and started.node_count == found.node_count:
             here = started.node_rank

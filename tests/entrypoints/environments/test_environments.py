@@ -342,6 +342,13 @@ def test_a_script_that_sets_torchruns_variables_is_told_that_it_is_the_only_proc
     assert found.conflicts == ("slurm: 2 nodes are allocated, but only this process was started; torchrun wins",)
 
 
+def test_a_scheduler_keeps_its_job_of_one_node_below_mpirun() -> None:
+    job = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    tasks = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    found = detect({**job, **{f"OMPI_COMM_WORLD_{name}": value for name, value in tasks.items()}}, "n1").allocation
+    assert (found.environment, found.node_count, found.node_rank, found.local_rank) == ("slurm", 1, 0, 1)
+
+
 def test_torchruns_workers_wait_for_each_other() -> None:
     assert detect(WORKER_OF_TORCHRUN, "me").allocation.task_count is None
     elastic = {**WORKER_OF_TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}
