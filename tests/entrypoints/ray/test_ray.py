@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,34 @@ def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
     listeners = set(ended.stdout.split()) - before
     assert len(listeners) >= 8, ended.stderr
     assert {address for address in listeners if address.partition(":")[0] not in LOOPBACK} == set()
+
+
+def listeners(pids: list[int]) -> dict[str, str]:
+    """The addresses, as the kernel writes them, at which these processes listen, each with the name of one of them."""
+    owners = {}
+    for pid in pids:
+        with suppress(OSError):  # it has ended meanwhile
+            owners |= {str(link.readlink()): name_of(pid) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    tables = (Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table]
+    return {row[1]: owners[f"socket:[{row[9]}]"] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in owners}
+
+
+@pytest.mark.full
+def test_on_one_node_a_training_run_listens_on_loopback_only(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch, which the images have")
+    command = (sys.executable, "-m", "tests.chaos.training", str(tmp_path), "1000")
+    launch = start("--single", *SMALL[:2], "--num-gpus", "0", *SMALL[4:], "--", *command)
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "run" / "checkpoints" / "step_000001").exists():
+        assert launch.running, launch.wait().stderr
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    found = listeners(descendants(launch.pid))
+    launch.signal(signal.SIGTERM)
+    assert launch.wait().status == 143
+    assert "ray::ActorWorke" in found.values()  # torch's store and Gloo
+    assert {address: name for address, name in found.items() if address.partition(":")[0] not in LOOPBACK} == {}
 
 
 FACTS = """
