@@ -38,7 +38,7 @@ class CheckpointError(TrainerError):
 
 
 class RemovedRunError(TrainerError):
-    """The run's directory was removed or moved while the run wrote into it."""
+    """The run's directory was removed, moved or emptied while the run wrote into it."""
 
     exit_code = 4
 

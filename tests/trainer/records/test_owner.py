@@ -81,7 +81,7 @@ def test_a_writer_whose_directory_was_taken_ends(tmp_path: Path, monkeypatch: py
     assert (tmp_path / OWNER).exists()  # it is the other's
 
 
-@pytest.mark.parametrize("how", ["removed", "its parent removed", "moved", "replaced"])
+@pytest.mark.parametrize("how", ["removed", "its parent removed", "moved", "replaced", "emptied"])
 def test_a_writer_whose_directory_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.01)
     run = tmp_path / "runs" / "run"
@@ -91,12 +91,15 @@ def test_a_writer_whose_directory_is_gone_ends(tmp_path: Path, monkeypatch: pyte
             shutil.rmtree(run.parent)
         elif how == "moved":
             run.rename(run.with_name("elsewhere"))
+        elif how == "emptied":
+            for path in run.iterdir():
+                path.unlink()
         else:
             shutil.rmtree(run)
         if how == "replaced":
             run.mkdir()
         mine._thread.join(10)
-        with pytest.raises(RemovedRunError, match=f"{run}: removed or moved while the run wrote there"):
+        with pytest.raises(RemovedRunError, match=f"{run}: removed, moved or emptied while the run wrote there"):
             mine.check()
 
 
@@ -105,7 +108,7 @@ def test_a_file_system_that_is_away_for_a_while_ends_no_run(tmp_path: Path, monk
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.01)
     run = tmp_path / "run"
     with RunOwner(run) as mine:
-        mine._place = os.stat_result((*mine._place[:2], mine._place.st_dev + 1, *mine._place[3:]))
+        mine._device += 1
         run.rename(tmp_path / "away")
         mine._thread.join(0.2)
         mine.check()

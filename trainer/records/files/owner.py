@@ -48,7 +48,7 @@ class RunOwner:
         """Raises ConfigError if another process writes into the directory, or if nobody can."""
         try:
             self._open()
-            self._place = self._run_dir.stat()
+            self._device = self._run_dir.stat().st_dev
         except OSError as error:
             raise ConfigError(
                 f"{self._run_dir}: cannot be written: {error}", hint="set trainer.output_dir to a directory of yours"
@@ -78,7 +78,7 @@ class RunOwner:
             raise LostRunError(f"{self._run_dir}: {self._lost} writes there now", hint="let only one of them go on")
         if self._removed:
             raise RemovedRunError(
-                f"{self._run_dir}: removed or moved while the run wrote there, so its records are incomplete",
+                f"{self._run_dir}: removed, moved or emptied while the run wrote there, so its records are incomplete",
                 hint="leave the directory of a run that goes on where it is",
             )
 
@@ -148,13 +148,14 @@ class RunOwner:
                 os.utime(self._descriptor)
 
     def _is_gone(self) -> bool:
-        """Whether there is no directory, or another one, on the file system where it was. Raises OSError.
+        """Whether this process's file was removed, with the directory or alone. Raises OSError.
 
-        A file system that is away for a while shows none either, but then a directory above it is another's.
+        A file system that is away for a while shows no file either, but then a directory above it is another's.
         """
+        if self._file.exists():
+            return False
         first = next(path for path in (self._run_dir, *self._run_dir.absolute().parents) if path.exists())
-        found = first.stat()
-        return found.st_dev == self._place.st_dev and found.st_ino != self._place.st_ino
+        return first.stat().st_dev == self._device
 
 
 def _lock(descriptor: int) -> bool | None:
