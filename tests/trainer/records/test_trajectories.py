@@ -1,11 +1,14 @@
 """All responses of a step, as files and as `trainer samples` shows them."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -143,3 +146,47 @@ def test_the_report_shows_the_best_and_the_worst(run: Path) -> None:
     assert "Best and worst responses" in page
     assert page.index("answer 1") < page.index("answer 3")
     assert "<b>answer" not in page
+
+
+def test_a_file_that_is_no_step_of_a_run_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2)
+    for name in (
+        "step_x.parquet",
+        "step_.parquet",
+        "step_\u0663.parquet",
+        "step_1.parquet",
+        "step_00000000003.parquet",
+    ):
+        (tmp_path / name).touch()
+    assert recorded_steps(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"reward": [None]}, "rows without reward"),
+        ({"reward": ["much"]}, "damaged"),
+        ({"response": [b"\xb5"]}, "damaged"),
+        ({"response": None}, "damaged"),
+    ],
+)
+def test_a_file_of_other_types_is_refused(tmp_path: Path, columns: dict[str, list[object] | None], words: str) -> None:
+    write(tmp_path, 1)
+    (file,) = tmp_path.glob("*.parquet")
+    table = pq.read_table(file)
+    for name, values in columns.items():
+        at = table.column_names.index(name)
+        table = table.remove_column(at)
+        if values is not None:
+            table = table.append_column(name, pa.array(values * table.num_rows))
+    pq.write_table(table, file)
+    with pytest.raises(DataError, match=words):
+        read_trajectories(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_of_trajectories_is_refused_and_never_waited_for(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "step_000001.parquet"
+    os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match="not a regular file"):
+        read_trajectories(tmp_path)
