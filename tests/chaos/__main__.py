@@ -17,6 +17,7 @@ from tests.chaos.injection import Kind, NotStartedError, markdown, record, recor
 
 ROOMS = {
     "checkpoints": True,
+    "records": True,
     "processes": True,
     "rewards": find_spec("psutil") is not None,
     "disks": os.geteuid() == 0 and which("mount") is not None,

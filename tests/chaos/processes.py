@@ -106,7 +106,7 @@ def killed(_: Random, found: Injection, run: Run) -> None:
 
 def stopped(random: Random, found: Injection, run: Run) -> None:
     began = time.monotonic()
-    number = random.choice([signal.SIGTERM, signal.SIGINT])
+    number = random.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     found.exits = [run.end(number)]
     found.detected = found.ended = round(time.monotonic() - began, 3)
     found.expect(found.exits == [128 + number], f"exit code {found.exits} after {number.name}")

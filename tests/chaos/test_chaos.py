@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import checkpoints, nodes, processes, rewards
+from tests.chaos import checkpoints, nodes, processes, records, rewards
 from tests.chaos.__main__ import in_turn
 from tests.chaos.injection import Injection, Kind, markdown, record, recorded
 
 
-@pytest.mark.parametrize("kind", [*checkpoints.KINDS, *processes.KINDS, *rewards.KINDS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [*checkpoints.KINDS, *records.KINDS, *processes.KINDS, *rewards.KINDS], ids=lambda kind: kind.name
+)
 def test_a_fault_leaves_nothing_and_costs_at_most_a_step(kind: Kind) -> None:
     assert kind.inject(0).problems == []
 

@@ -42,7 +42,7 @@ def read_sealed(kind: type[Content], file: Path) -> Content:
 def first_complaint(error: ValidationError) -> str:
     """A line without pydantic's excerpt of the input and the address of its documentation."""
     first = error.errors(include_input=False, include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
 
 
 def _digest(tree: dict[str, Any]) -> str:
