@@ -3,7 +3,7 @@
 | exit code | class | cause |
 | --- | --- | --- |
 | 2 | `UsageError` | an unknown target, variant or option |
-| 3 | `MatrixError` | `images/` is missing, malformed or contradicts itself |
+| 3 | `MatrixError` | `images/` or slipway.toml is missing, malformed or contradicts itself |
 | 4 | `EngineError` | no container engine answers, or it lacks what is needed |
 | 5 | `BuildError` | the engine could not build the image |
 | 6 | `LockError` | a lock is missing, stale, or could not be resolved |
@@ -20,6 +20,7 @@
 | 24 | `TrustError` | a published image is not what it claims to be |
 | 25 | `CertificateError` | a part of an image failed on this machine |
 | 26 | `WarmCacheError` | a warm cache could not be made, is damaged, or does not fit |
+| 27 | `ExtensionError` | what a user adds to an image contradicts it, or cannot be had |
 
 `buildkit run` exits with the status of its command, `buildkit test` with pytest's, `buildkit doctor` with 1 when a
 check failed.
@@ -106,3 +107,7 @@ class CertificateError(BuildkitError):
 
 class WarmCacheError(BuildkitError):
     exit_code = 26
+
+
+class ExtensionError(BuildkitError):
+    exit_code = 27

@@ -11,6 +11,7 @@ from buildkit.certification import trials
 from buildkit.certification.certificate import NOT_DONE, Certificate, Hardware, Part
 from buildkit.certification.judge import COLLECTIVES, DEVICES, TRAINING
 from buildkit.certification.trials import SHORTEST, SMOKE, ContainerTrial, Trial
+from buildkit.errors import UsageError
 from buildkit.host.machine import Machine, read_machine
 from buildkit.recipe.dockerfile import CHANGES
 from buildkit.recipe.lock_file import find_lock
@@ -30,6 +31,11 @@ def certify_image(
     """
     started, machine = time.monotonic(), read_machine()
     labels = labels_of(engine, image, variant)
+    if "dev.slipway.extension" in labels:
+        raise UsageError(
+            f"{image} is extended, and a certificate is about a variant of the project",
+            f"name the image without additions: --image slipway:{variant.stock.identifier}",
+        )
     facts = engine.inspect(image) or {}
     if labels["dev.slipway.lock"] != f"sha256:{find_lock(matrix, variant).digest}":
         log.warning("certify: the lock has changed since %s was built; `targets` will say so", image)

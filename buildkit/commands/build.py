@@ -8,8 +8,10 @@ import typer
 from rich.markup import escape
 
 from buildkit.commands.options import (
+    Apt,
     AsJson,
     BaseChoice,
+    Copy,
     EngineName,
     PlatformName,
     Project,
@@ -18,6 +20,7 @@ from buildkit.commands.options import (
     VariantName,
     WarmCacheSource,
     WarmKey,
+    With,
     WithDebug,
     emit,
     errors,
@@ -27,6 +30,8 @@ from buildkit.commands.targets import describe
 from buildkit.errors import UsageError
 from buildkit.host.settings import read_host
 from buildkit.images.build import build_image, cache_folder
+from buildkit.images.parent import find_parent
+from buildkit.recipe.extension import read_extension
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.platform import choose_platform, host_platform
 from buildkit.running.engine import open_engine
@@ -41,6 +46,15 @@ def build(
     with_debug: WithDebug = False,
     platform: PlatformName = None,
     base: BaseChoice = "auto",
+    requirements: With = None,
+    apt: Apt = None,
+    copy: Copy = None,
+    extended: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Add to this image, here or in a registry, instead of building its layers.", metavar="IMAGE"
+        ),
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Additional tag. Repeatable.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Rebuild every layer.")] = False,
     progress: Annotated[str, typer.Option(help="Progress output, as in docker: auto, plain or tty.")] = "auto",
@@ -51,20 +65,26 @@ def build(
     locked: Annotated[
         bool,
         typer.Option(
-            "--locked", help="Refuse a variant without a lock, and a mirror without the locked packages of the base."
+            "--locked", help="Refuse a variant or additions without a lock, and a mirror without the locked packages."
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built.")] = False,
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:
-    """Build and tag the image of a variant."""
+    """Build and tag the image of a variant, and with --with, --apt or --copy add to it."""
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant, with_debug, choose_platform(platform))
+    packages = [name for names in apt or () for name in names.split(",")]
+    chosen = chosen.extended(read_extension(requirements or (), packages, copy or ()))
     if chosen.platform != host_platform():
         raise UsageError(
             f"{chosen.identifier} is for {chosen.platform.name}, and this host is {host_platform().name}",
             "build it on such a machine; `buildkit lock` and `buildkit plan` work anywhere",
+        )
+    if extended and (warm or chosen.extension is None):
+        raise UsageError(
+            "--from only adds to an image", "name what: --with, --apt, --copy, or [extend] in a slipway.toml; no --warm"
         )
     if dry_run:
         lock = read_lock(matrix, chosen)
@@ -72,9 +92,11 @@ def build(
         emit({**describe(chosen), "provider": provider, "reason": reason})
         return
     opened = open_engine(engine)
-    lock_for_build(matrix, chosen, read_host(), cache_folder(), locked)
+    lock = lock_for_build(matrix, chosen, read_host(), cache_folder(), locked)
     source = Source(warm, warm_key or "", registry_ca) if warm else None
-    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress, source, locked)
+    parent = find_parent(extended, matrix, chosen, lock, opened, registry_ca) if extended else None
+    names = tuple(tag or ())
+    result = build_image(matrix, chosen, opened, base, names, no_cache, progress, source, locked, parent)
     if as_json:
         emit(asdict(result))
         return

@@ -14,6 +14,7 @@ from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.recipe.platform import PLATFORMS
 from buildkit.recipe.project import find_project
+from buildkit.recipe.user_file import find_user_file
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -49,6 +50,18 @@ WarmCacheSource = Annotated[
         metavar="FILE_OR_REF",
     ),
 ]
+With = Annotated[
+    list[Path] | None,
+    typer.Option("--with", help="Requirements file, as pip reads it, to add to the image. Repeatable.", metavar="FILE"),
+]
+Apt = Annotated[
+    list[str] | None,
+    typer.Option("--apt", help="Debian packages to add to the image. Repeatable.", metavar="NAME[,NAME…]"),
+]
+Copy = Annotated[
+    list[Path] | None,
+    typer.Option("--copy", help="Folder of your code to add to the image. Repeatable.", metavar="DIR"),
+]
 RegistryCa = Annotated[
     Path | None,
     typer.Option(
@@ -62,7 +75,8 @@ RegistryCa = Annotated[
 
 
 def open_matrix(project: Path | None) -> Matrix:
-    return load_matrix(find_project(project, Path.cwd()))
+    """The project's matrix, with the user's slipway.toml in or above this folder."""
+    return load_matrix(find_project(project, Path.cwd()), find_user_file(Path.cwd()))
 
 
 def emit(value: Any) -> None:

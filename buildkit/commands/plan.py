@@ -19,6 +19,7 @@ from buildkit.commands.options import (
 )
 from buildkit.errors import PlanError
 from buildkit.images.build import cache_folder
+from buildkit.images.extension import read_extension_lock
 from buildkit.images.plan import Plan, make_plan
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.platform import choose_platform
@@ -37,7 +38,8 @@ def plan(
     """Show the layers of a build, their predicted sizes, which of them are new, and whether the pins are compatible."""
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant, with_debug, choose_platform(platform))
-    planned = make_plan(matrix, chosen, read_lock(matrix, chosen), cache_folder())
+    lock = read_lock(matrix, chosen)
+    planned = make_plan(matrix, chosen, lock, cache_folder(), read_extension_lock(matrix, chosen, lock))
     if as_json:
         emit(describe(planned))
     else:

@@ -94,7 +94,7 @@ def describe(request: ReleaseRequest) -> dict[str, Any]:
     return {
         "target": request.variant.target,
         "variant": request.variant.name,
-        "status": request.variant.status,
+        "status": request.variant.image_status,
         "repository": request.repository.name,
         "staging": tags.staging,
         "tags": list(tags.promoted),

@@ -67,8 +67,8 @@ def describe(variant: Variant) -> dict[str, Any]:
     return {
         "target": variant.target,
         "variant": variant.name,
-        "status": variant.status,
-        "proof": variant.proof,
+        "status": variant.image_status,
+        "proof": "" if variant.extension else variant.proof,
         "trains": variant.trains,
         "base": variant.base.image,
         "python": variant.base.python,

@@ -1,6 +1,10 @@
-"""Reads files of a host below a root directory: facts of the system, and files in which its user sets something."""
+"""Reads files of a host below a root directory: facts of the system, and files in which its user sets something.
+
+And links files.
+"""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,3 +57,11 @@ def settings_text(path: Path) -> str:
 def found(pattern: str, text: str) -> str | None:
     match = re.search(pattern, text, re.MULTILINE)
     return match[1] if match else None
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link where the file system allows it, else a copy."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,7 +1,6 @@
 """Builds an image: copies all inputs into one context folder, from which the engine builds the layers."""
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -14,37 +13,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from uv import find_uv_bin
-
-from buildkit.errors import BuildError, DiskError
-from buildkit.host.certificates import with_system_ca
-from buildkit.host.settings import HostSettings, as_shell, read_host
-from buildkit.images.plan import CODE, Plan, make_plan, record_build
-from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
+from buildkit.errors import BuildError, DiskError, LockError
+from buildkit.host.settings import read_host
+from buildkit.images.context import stage, stage_extension
+from buildkit.images.extension import lock_extension
+from buildkit.images.packages import PackageSource
+from buildkit.images.parent import OWN_STAGE, Parent
+from buildkit.images.plan import Plan, make_plan, record_build
+from buildkit.images.secrets import write_secrets
+from buildkit.recipe.extension import LockedExtension
 from buildkit.recipe.lock import Lock, PackageChange
 from buildkit.recipe.lock_file import read_lock
-from buildkit.recipe.matrix import Base, Matrix, Variant
-from buildkit.recipe.project import code_folder
-from buildkit.recipe.wheel_layers import split_by_layer
+from buildkit.recipe.matrix import EXTENDED_SUFFIX, Matrix, Variant
 from buildkit.running.engine import BuildRequest, ContainerEngine
-from buildkit.supply.base import bootstrap, choose_provider, drift, preferences
+from buildkit.supply.base import bootstrap, choose_provider, drift, shown
 from buildkit.supply.vendor_indexes import with_vendor_indexes
-from buildkit.supply.wheels import local_wheels
 from buildkit.warming.cache import Key, refuse_other_lock
 from buildkit.warming.source import Source, open_cache
 
 log = logging.getLogger(__name__)
 
-CA_IN_BUILD = "/run/slipway/ca.pem"
 FIELD = re.compile(r"^(Package|Status|Version): (.+)$", re.MULTILINE)
 INSTALLED = "install ok installed"
-LAUNCH = """#!/opt/slipway/venv/bin/python
-import sys
-
-from entrypoints.__main__ import main
-
-sys.exit(main())
-"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class PreparedBuild:
-    """A build request with its context and secrets in place, the provider of its base, and the lock.
+    """A build request with its context and secrets in place, the provider of its base, the lock, and what is added.
 
     The lock's `changes` say how the base differs from the locked one.
     """
@@ -74,16 +64,22 @@ class PreparedBuild:
     request: BuildRequest
     provider: str
     lock: Lock
+    extension: LockedExtension | None = None
 
 
-def image_tags(matrix: Matrix, variant: Variant, lock: Lock) -> tuple[str, ...]:
-    """The tags of a variant: its target's name if it is the default, its own name, and one with the lock's digest.
+def image_tags(
+    matrix: Matrix, variant: Variant, lock: Lock, extension: LockedExtension | None = None
+) -> tuple[str, ...]:
+    """The tags of a variant: its target's name if it is the default, its own name, and one with the locks' digest.
 
-    An image whose base is not the locked one does not get the last.
+    Those of an extended image have other names: `slipway:cpu` stays as it is. An image whose base is not the locked
+    one does not get the last.
     """
     name = f"slipway:{variant.identifier}"
-    moving = (f"slipway:{variant.target}",) if matrix.is_default(variant) else ()
-    return (*moving, name, *(() if lock.changes else (f"{name}-{lock.digest[:12]}",)))
+    suffix = EXTENDED_SUFFIX if extension else ""
+    moving = (f"slipway:{variant.target}{suffix}",) if matrix.is_default(variant) else ()
+    digest = extension.digest if extension else lock.digest
+    return (*moving, name, *(() if lock.changes else (f"{name}-{digest[:12]}",)))
 
 
 def cache_folder() -> Path:
@@ -100,27 +96,30 @@ def build_image(
     progress: str = "auto",
     warm: Source | None = None,
     only_locked: bool = False,
+    parent: Parent | None = None,
 ) -> BuildResult:
     """Builds and tags the image. `tags` are added to the variant's own; `warm` names a warm cache to add.
 
-    Where the mirror has moved on, newer packages take the place of the locked ones; `only_locked` refuses to.
-    Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, a warm cache of another lock,
-    or a failing step.
+    Where the mirror has moved on, newer packages take the place of the locked ones, and an extension without a current
+    lock is resolved; `only_locked` refuses both. `parent` is an image of the variant to extend, instead of building all
+    layers. Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, a warm cache of
+    another lock, an extension that contradicts the lock, or a failing step.
     """
     start = time.monotonic()
     lock = read_lock(matrix, variant)
-    plan = make_plan(matrix, variant, lock, cache_folder())
-    check_disk(matrix, variant, engine, plan)
+    if parent is None:
+        check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
     folder = warm_folder(warm, variant, lock) if warm else None
-    with prepared(matrix, variant, engine, lock, base, folder, only_locked) as build:
-        names = (*image_tags(matrix, variant, build.lock), *tags)
+    with prepared(matrix, variant, engine, lock, base, folder, only_locked, parent) as build:
+        names = (*image_tags(matrix, variant, build.lock, build.extension), *tags)
         engine.build(replace(build.request, tags=names, no_cache=no_cache, progress=progress))
-    changes = build.lock.changes
-    record_build(plan, build.lock, cache_folder())
+    if parent is None:
+        record_build(make_plan(matrix, variant, lock, cache_folder(), build.extension), build.lock, cache_folder())
     image = engine.find(names[0])
     if image is None:
         raise BuildError(f"{engine.name} built the image but cannot find {names[0]}", f"see `{engine.name} images`")
     seconds = time.monotonic() - start
+    changes = build.lock.changes
     return BuildResult(variant.target, variant.name, names, image.id, image.size, seconds, build.provider, changes)
 
 
@@ -144,30 +143,55 @@ def prepared(
     base: str,
     warm: Path | None = None,
     only_locked: bool = False,
+    parent: Parent | None = None,
 ) -> Iterator[PreparedBuild]:
     """A build that is ready to start. `warm` is the folder of an unpacked warm cache.
 
-    Raises `LockError` if the base is to have `only_locked` packages and cannot be had.
+    The variant's extension is resolved if it has no current lock. Raises `LockError` if an image of `only_locked`
+    packages cannot be had.
     """
     host = with_vendor_indexes(read_host(), variant)
-    provider, reason = choose_provider(variant.base, base, engine, lock)
-    log.info("base: %s (%s)", provider, reason)
+    provider, reason = (parent.provider, "") if parent else choose_provider(variant.base, base, engine, lock)
+    log.info("base: %s", parent.reference if parent else f"{provider} ({reason})")
+    apt = PackageSource(
+        matrix, variant, lock, engine, host, parent.reference if parent else provider, cache_folder(), only_locked
+    )
     context = cache_folder() / "contexts" / variant.identifier
     with only_build_of(context), tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
         rootfs = None
-        if provider == "bootstrap":
+        if parent:
+            if only_locked and parent.changes:
+                raise LockError(
+                    f"the base of {parent.reference} is not the locked one: {shown(parent.changes)}",
+                    "name an image that has the locked base, or leave out --locked",
+                )
+            lock = replace(lock, changes=parent.changes)
+        elif provider == "bootstrap":
             made = bootstrap(variant, cache_folder(), lock.debs, lock.epoch, only_locked)
             rootfs, lock = made.tar, lock.with_packages(made.debs)
-        stage(context, matrix, variant, lock, provider, host, warm, rootfs)
+        extension = lock_extension(apt, only_locked)
+
+        def fill(lock: Lock) -> None:
+            shutil.rmtree(context, ignore_errors=True)
+            parts = []
+            if parent is None:
+                parts.append(stage(context, matrix, variant.stock, lock, provider, host, warm, rootfs))
+            if extension:
+                origin = parent or Parent(OWN_STAGE, provider)
+                parts.append(stage_extension(context, matrix, variant, lock, extension, origin, host))
+            (context / "Dockerfile").write_text("\n\n".join(parts))
+
+        fill(lock)
         arguments = {"SOURCE_DATE_EPOCH": str(lock.epoch), **host.proxies}
         request = BuildRequest(context, (), write_secrets(Path(folder), variant.base, host), arguments)
-        if provider == "registry" and lock.debs and (changes := added_changes(engine, request, lock)):
+        adds = parent is None and provider == "registry" and lock.debs
+        if adds and (changes := added_changes(engine, request, lock)):
             if only_locked:
                 raise drift(variant, changes)
             log.warning("base: %s", drift(variant, changes))
             lock = replace(lock, changes=changes)
-            stage(context, matrix, variant, lock, provider, host, warm)
-        yield PreparedBuild(request, provider, lock)
+            fill(lock)
+        yield PreparedBuild(request, provider, lock, extension)
 
 
 def added_changes(engine: ContainerEngine, request: BuildRequest, lock: Lock) -> tuple[PackageChange, ...]:
@@ -194,6 +218,13 @@ def installed_versions(engine: ContainerEngine, request: BuildRequest, name: str
     return {fields["Package"]: fields["Version"] for fields in packages if fields.get("Status") == INSTALLED}
 
 
+def renew_extension(matrix: Matrix, variant: Variant, engine: ContainerEngine, upgrade: bool) -> None:
+    """Brings the lock of the variant's extension up to date. Raises as `lock_extension` does."""
+    host, lock = with_vendor_indexes(read_host(), variant), read_lock(matrix, variant)
+    provider, _ = choose_provider(variant.base, "auto", engine, lock)
+    lock_extension(PackageSource(matrix, variant, lock, engine, host, provider, cache_folder()), upgrade=upgrade)
+
+
 @contextmanager
 def only_build_of(context: Path) -> Iterator[None]:
     """Waits for another build of the same variant, which uses the same context: the engine sends only what changed."""
@@ -216,95 +247,3 @@ def check_disk(matrix: Matrix, variant: Variant, engine: ContainerEngine, plan: 
             f"{free / 2**30:.1f} GiB free where the engine keeps images; {variant.identifier} needs {needed} GiB",
             "free some space: `docker system df` shows what uses it, `docker system prune` removes unused data",
         )
-
-
-def stage(
-    context: Path,
-    matrix: Matrix,
-    variant: Variant,
-    lock: Lock,
-    provider: str,
-    host: HostSettings,
-    warm: Path | None = None,
-    rootfs: Path | None = None,
-) -> None:
-    """Fills the build context with exactly what goes into the image or is mounted during the build."""
-    shutil.rmtree(context, ignore_errors=True)
-    (context / "tools").mkdir(parents=True)
-    manifest = image_manifest(matrix, variant, provider, lock)
-    labels = image_labels(matrix, variant, manifest)
-    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, lock, bool(warm)))
-    for name, patterns in (("prune", variant.prune), ("source-only", variant.source_only)):
-        (context / f"{name}.txt").write_text("".join(f"{path}\n" for path in patterns))
-    shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")
-    stage_wheels(context, matrix, lock, host)
-    (context / "image.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    (context / "launch").write_text(LAUNCH)
-    (context / "launch").chmod(0o755)
-    link(Path(find_uv_bin()), context / "tools" / "uv")
-    for package in CODE:
-        shutil.copytree(
-            code_folder(matrix.root, package), context / "app" / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    stage_aliases(matrix.images / "aliases", context)
-    for folder in ("app", "workspace"):
-        fix_modes(context / folder)
-    if warm:
-        shutil.copytree(warm, context / "warm", copy_function=lambda source, target: link(Path(source), Path(target)))
-    if rootfs:
-        link(rootfs, context / "rootfs.tar")
-    if provider == "registry":
-        (context / "preferences").write_text(preferences(variant, lock.debs))
-
-
-def fix_modes(folder: Path) -> None:
-    """Everybody may read; only the owner writes. A checkout has the modes of its owner's umask."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-
-
-def stage_aliases(aliases: Path, context: Path) -> None:
-    """verl's names: its modules beside the code, and the files that its launch lines read in the working directory."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(aliases / "verl", context / "app" / "verl", ignore=ignored)
-    shutil.copytree(aliases / "examples", context / "workspace" / "examples", ignore=ignored)
-    environment = context / "workspace" / "verl" / "trainer" / "runtime_env.yaml"
-    environment.parent.mkdir(parents=True)
-    shutil.copy2(aliases / "verl" / "trainer" / "runtime_env.yaml", environment)
-
-
-def stage_wheels(context: Path, matrix: Matrix, lock: Lock, host: HostSettings) -> None:
-    """A requirements file for each layer, and those of its wheels that lie on this host."""
-    (context / "requirements").mkdir()
-    for name, pins in split_by_layer(lock.pins, matrix.wheel_layers).items():
-        (context / "requirements" / f"{name}.txt").write_text("".join(pin.text for pin in pins))
-        folder = context / "wheels" / name
-        folder.mkdir(parents=True)
-        for wheel in local_wheels(pins, host):
-            link(wheel, folder / wheel.name)
-
-
-def serves(host: HostSettings, base: Base) -> bool:
-    """Whether the host's apt sources are those of the base's release."""
-    return base.bootstrap is not None and base.bootstrap["suite"] in host.apt_sources
-
-
-def link(source: Path, target: Path) -> None:
-    """A hard link where the file system allows it, else a copy."""
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def write_secrets(folder: Path, base: Base, host: HostSettings) -> dict[str, Path]:
-    """The host's settings as files that the build can read. Absent ones are empty, so that every mount works."""
-    contents = {
-        "host_environment": as_shell(host.build_environment(CA_IN_BUILD)),
-        "ca_bundle": with_system_ca(host.ca_bundle) if host.ca_bundle else "",
-        "apt_sources": host.apt_sources if serves(host, base) else "",
-    }
-    paths = {name: folder / name for name in contents}
-    for name, path in paths.items():
-        path.write_text(contents[name])
-    return paths

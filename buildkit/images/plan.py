@@ -9,11 +9,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -21,12 +19,12 @@ from packaging.version import Version
 
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.dockerfile import render_dockerfile
-from buildkit.recipe.lock import Lock, WheelFacts
+from buildkit.recipe.extension import LockedExtension
+from buildkit.recipe.lock import Lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import layer_of, layer_requirements
 
-COMPILED = 1.06  # bytes of compiled code per byte of Python source, as measured on the cpu image
 COLLECTIVES = "|".join(row.collectives for row in ACCELERATORS.values() if row.collectives)
 SYSTEM = 2**20  # bytes of an empty virtual environment
 CODE = ("entrypoints", "trainer")
@@ -65,9 +63,13 @@ class Plan:
         return sum(layer.bytes for layer in self.layers)
 
 
-def make_plan(matrix: Matrix, variant: Variant, lock: Lock, cache: Path) -> Plan:
+def make_plan(
+    matrix: Matrix, variant: Variant, lock: Lock, cache: Path, extension: LockedExtension | None = None
+) -> Plan:
     """The plan of a build from this lock."""
-    layers = tuple(plan_layers(matrix, variant, lock))
+    layers = tuple(plan_layers(matrix, variant, lock, extension))
+    if extension:
+        lock = lock.extended_by(extension.lock)
     built = last_build(variant, cache)
     return Plan(
         variant.target,
@@ -115,12 +117,14 @@ def record_path(target: str, variant: str, cache: Path) -> Path:
 # ---- layers ----
 
 
-def plan_layers(matrix: Matrix, variant: Variant, lock: Lock) -> Iterator[Layer]:
+def plan_layers(
+    matrix: Matrix, variant: Variant, lock: Lock, extension: LockedExtension | None = None
+) -> Iterator[Layer]:
     key = digest(lock.base, lock.base_digest, *map(str, lock.debs), *variant.packages, str(lock.epoch))
     yield Layer("base", lock.base_bytes, key)
     sizes: dict[str, int] = defaultdict(int)
     for wheel in lock.wheels.values():
-        sizes[layer_of(wheel.name, matrix.wheel_layers)] += installed_bytes(wheel)
+        sizes[layer_of(wheel.name, matrix.wheel_layers)] += wheel.installed_bytes
     installer = (matrix.images / "templates" / "install-wheels").read_text() + "\n".join(
         [*variant.prune, *variant.source_only]
     )
@@ -130,11 +134,10 @@ def plan_layers(matrix: Matrix, variant: Variant, lock: Lock) -> Iterator[Layer]
         yield Layer(name, sizes[name], key)
     size, content = code_content(matrix.root)
     settings = render_dockerfile(matrix, variant, variant.base.providers[-1], {}).partition("\nENV ")[2]
-    yield Layer("code", size, digest(key, content, settings))
-
-
-def installed_bytes(wheel: WheelFacts) -> int:
-    return wheel.bytes + int(wheel.python_bytes * COMPILED)
+    key = digest(key, content, settings)
+    yield Layer("code", size, key)
+    if extension:
+        yield Layer("extension", extension.bytes, digest(key, extension.digest))
 
 
 def code_content(root: Path) -> tuple[int, str]:
@@ -171,7 +174,7 @@ def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanChe
     for wheel in lock.wheels.values():
         for text in wheel.requires:
             requirement = Requirement(text)
-            if not applies(requirement, variant) or canonicalize_name(requirement.name) in left_out:
+            if not variant.applies(requirement) or canonicalize_name(requirement.name) in left_out:
                 continue
             found = locked.get(canonicalize_name(requirement.name))
             if found is None or not requirement.specifier.contains(found, prereleases=True):
@@ -180,21 +183,6 @@ def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanChe
                 )
             satisfied += 1
     return verdict("dependencies", broken, f"{satisfied} requirements of the main packages are satisfied")
-
-
-def applies(requirement: Requirement, variant: Variant) -> bool:
-    if requirement.marker is None:
-        return True
-    environment: dict[str, str | AbstractSet[str]] = {
-        **default_environment(),  # type: ignore[dict-item]  # a TypedDict of strings
-        "python_version": variant.base.python,
-        "python_full_version": f"{variant.base.python}.0",
-        "platform_system": "Linux",
-        "sys_platform": "linux",
-        "platform_machine": variant.platform.machine,
-        "extra": "",
-    }
-    return requirement.marker.evaluate(environment)
 
 
 def check_glibc(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:

@@ -27,7 +27,7 @@ ATTACHMENTS = {
     "spdx": (sbom.MEDIA_TYPES["spdx"], "dev.slipway.sbom.spdx"),
     "provenance": (dsse.MEDIA_TYPE, "dev.slipway.provenance"),
 }
-LABELS = ("target", "variant", "lock")  # `dev.slipway.…`; /etc/slipway/image.json has the same values
+LABELS = ("target", "variant", "lock", "extension")  # `dev.slipway.…`; /etc/slipway/image.json has the same values
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,8 @@ def check_labels(image: PublishedImage) -> str:
         raise TrustError("the image has no label dev.slipway.lock", "only images from `buildkit build` can be verified")
     if image.inventory is not None:
         inside = image.inventory.manifest
+        added = inside.get("extension")
+        inside = {**inside, "extension": added.get("digest") if isinstance(added, dict) else None}
         different = [name for name in LABELS if image.labels.get(f"dev.slipway.{name}") != inside.get(name)]
         if image.labels.get(CHANGES, "") != "; ".join(image.inventory.base_changes):
             different.append("base.changes")

@@ -18,12 +18,13 @@ from typing import IO, Any, BinaryIO, cast
 
 from packaging.utils import canonicalize_name
 
-from buildkit.errors import InventoryError
-from buildkit.recipe.lock import PackageChange
+from buildkit.errors import InventoryError, LockError
+from buildkit.recipe.lock import Lock, PackageChange, parse_lock
 from buildkit.registry import compression
 from buildkit.registry.contents import Listing
 
 MANIFEST = "etc/slipway/image.json"
+EXTENSION = "etc/slipway/extension.txt"  # the lock of what a user added
 STATUS = "var/lib/dpkg/status"
 RELEASE = "usr/lib/os-release"
 METADATA = re.compile(r"opt/slipway/venv/lib/python[0-9.]+/site-packages/[^/]+\.dist-info/METADATA")
@@ -78,7 +79,7 @@ class DebianPackage:
 @dataclass(frozen=True)
 class Inventory:
     """`manifest` is `/etc/slipway/image.json`; `system` and `release` are os-release's ID and VERSION_ID, or the
-    codename of a release that has no number yet.
+    codename of a release that has no number yet. `extension` is the lock of what a user added.
     """
 
     system: str
@@ -86,6 +87,13 @@ class Inventory:
     packages: tuple[DebianPackage, ...]
     wheels: tuple[InstalledWheel, ...]
     manifest: dict[str, Any] = field(default_factory=dict)
+    extension: Lock = field(default_factory=Lock)
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """The digest of each folder of code that a user added, by its name."""
+        added = self.manifest.get("extension")
+        return dict(added.get("folders", {})) if isinstance(added, dict) else {}
 
     @property
     def base_changes(self) -> tuple[str, ...]:
@@ -108,6 +116,10 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
         raise InventoryError(f"/{MANIFEST} in the image: {error}", "build the image again") from error
     if not isinstance(manifest, dict):
         raise InventoryError(f"/{MANIFEST} in the image: not an object", "build the image again")
+    try:
+        extension = parse_lock(files.get(EXTENSION, b"").decode(errors="replace"))
+    except LockError as error:
+        raise InventoryError(f"/{EXTENSION} in the image: {error}", "build the image again") from error
     release = read_release(files.get(RELEASE, b"").decode(errors="replace"))
     wheels = sorted(
         read_wheel(text.decode(errors="replace")) for path, text in files.items() if METADATA.fullmatch(path)
@@ -118,6 +130,7 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
         packages=tuple(sorted(read_packages(files[STATUS].decode(errors="replace")))),
         wheels=tuple(wheels),
         manifest=manifest,
+        extension=extension,
     )
 
 
@@ -209,7 +222,7 @@ def read_local(binary: str, image: str) -> Inventory:
 
 
 def wanted(path: str) -> bool:
-    return path in (MANIFEST, STATUS, RELEASE) or METADATA.fullmatch(path) is not None
+    return path in (MANIFEST, EXTENSION, STATUS, RELEASE) or METADATA.fullmatch(path) is not None
 
 
 def remove(files: dict[str, bytes], whiteout: PurePosixPath) -> None:

@@ -19,7 +19,8 @@ BUILD_TYPE = "https://slipway.dev/buildkit/publish/v1"
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """The inputs and times of a build. `changed`: the checkout had uncommitted changes. `lock` is `sha256:…`.
+    """The inputs and times of a build. `changed`: the checkout had uncommitted changes. `lock` is `sha256:…`, and so is
+    `extension`, the digest of what a user added.
 
     `started` and `finished` are RFC 3339, `source_date` is in seconds since 1970.
     """
@@ -37,6 +38,7 @@ class BuildRecord:
     source_date: int
     started: str
     finished: str
+    extension: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def statement(name: str, digest: str, record: BuildRecord, builder: Builder) -> 
                         "digest": {"sha256": record.lock.removeprefix("sha256:")},
                     },
                     base_dependency(record),
+                    *extension_dependency(record),
                 ],
             },
             "runDetails": {
@@ -110,6 +113,13 @@ def base_dependency(record: BuildRecord) -> dict[str, Any]:
     if record.base_provider != "registry":
         return base
     return {**base, "digest": {"sha256": record.base_digest.removeprefix("sha256:")}}
+
+
+def extension_dependency(record: BuildRecord) -> list[dict[str, Any]]:
+    if not record.extension:
+        return []
+    digest = {"sha256": record.extension.removeprefix("sha256:")}
+    return [{"name": "extension", "uri": "file:slipway.toml", "digest": digest}]
 
 
 def encode(document: Mapping[str, Any]) -> bytes:

@@ -50,11 +50,11 @@ class ReleaseRequest:
 
 
 def tags_for(request: ReleaseRequest, digest: str) -> Tags:
-    """The tags of an image with this digest (`sha256:…`)."""
+    """The tags of an image with this digest (`sha256:…`). An extended one never gets its target's name alone."""
     matrix, variant = request.matrix, request.variant
-    default = matrix.targets[variant.target].default.name == variant.name
-    lock = read_lock(matrix, variant).digest
-    return choose_tags(variant.target, variant.name, default, project_version(matrix.root), lock, digest)
+    default = variant.extension is None and matrix.targets[variant.target].default.name == variant.name
+    lock, name = read_lock(matrix, variant).digest, variant.identifier.removeprefix(f"{variant.target}-")
+    return choose_tags(variant.target, name, default, project_version(matrix.root), lock, digest)
 
 
 def connect(request: ReleaseRequest) -> Registry:
@@ -103,6 +103,7 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
         base=variant.base.image,
         base_provider=built.base_provider,
         base_digest=lock.base_digest,
+        extension=image.labels.get("dev.slipway.extension", ""),
         source_date=lock.epoch,
         started=started,
         finished=now(),
@@ -122,14 +123,13 @@ def refuse_own_lock(matrix: Matrix, variant: Variant) -> None:
 
 
 def build_locked(request: ReleaseRequest, engine: ContainerEngine) -> BuildResult:
-    """The image of exactly the lock. Raises `PublishError` when the base's packages cannot be had any more."""
+    """The image of exactly the locks. Raises `PublishError` when a locked package cannot be had any more."""
     try:
         return build_image(request.matrix, request.variant, engine, request.base, only_locked=True)
     except LockError as error:
-        command = f"buildkit lock --upgrade-base --target {request.variant.target} --variant {request.variant.name}"
         raise PublishError(
             f"the image would not be the one of its lock: {error}",
-            f"run `{command}`, commit the lock, then publish again",
+            f"{error.hint}; commit the lock, then publish again",
         ) from error
 
 

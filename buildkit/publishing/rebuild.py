@@ -47,6 +47,8 @@ def check_rebuild(registry: Registry, digest: str, root: Path, engine: Container
 def compare(registry: Registry, digest: str, root: Path, engine: ContainerEngine) -> str:
     image = find_image(registry, digest)
     label = {name: image.labels.get(f"dev.slipway.{name}", "") for name in ("target", "variant", "lock")}
+    if "dev.slipway.extension" in image.labels:
+        raise TrustError("its user's additions are in no commit", "build it from the slipway.toml of its maker")
     revision = image.labels.get("org.opencontainers.image.revision", "")
     with checkout(root, revision) as folder:
         matrix = load_matrix(folder)

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from buildkit.publishing.inventory import DebianPackage, InstalledWheel, Inventory
+from buildkit.recipe.extension import PLACE
 from buildkit.recipe.lock import Lock
 
 MEDIA_TYPES = {"cyclonedx": "application/vnd.cyclonedx+json", "spdx": "application/spdx+json"}
@@ -38,7 +39,11 @@ class Bill:
 
 
 def describe_image(inventory: Inventory, labels: Mapping[str, str], lock: Lock, digest: str = "") -> Bill:
-    """The bill of an image. `labels` are its labels; `lock` is the lock that it was built from."""
+    """The bill of an image. `labels` are its labels; `lock` is the lock that it was built from.
+
+    What a user added comes with the lock inside the image.
+    """
+    lock = lock.extended_by(inventory.extension)
     return Bill(
         title=labels["org.opencontainers.image.title"],
         version=labels["org.opencontainers.image.version"],
@@ -99,6 +104,7 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
         {"type": "operating-system", "bom-ref": "base", "name": inventory.system, "version": inventory.release},
         *(cyclonedx_package(package, bill) for package in inventory.packages),
         *(cyclonedx_wheel(wheel, bill.hashes.get(wheel.name, ())) for wheel in inventory.wheels),
+        *(cyclonedx_folder(name, digest) for name, digest in inventory.folders.items()),
     ]
     return {
         "bomFormat": "CycloneDX",
@@ -116,10 +122,13 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
 
 
 def lock_and_base(inventory: Inventory) -> dict[str, str]:
-    """The image's lock, base, target and variant, from its own manifest; and how its base differs from the lock."""
-    base = inventory.manifest["base"]
+    """The image's lock, base, target and variant, from its own manifest; how its base differs from the lock, and what
+    a user added.
+    """
+    base, extension = inventory.manifest["base"], inventory.manifest.get("extension")
     changes = "; ".join(inventory.base_changes)
     return {
+        **({"extension": extension["digest"]} if extension else {}),
         "base": f"{base['name']} ({base['provider']})",
         **({"base.changes": changes} if changes else {}),
         "lock": inventory.manifest["lock"],
@@ -156,6 +165,12 @@ def cyclonedx_wheel(wheel: InstalledWheel, hashes: tuple[str, ...]) -> dict[str,
     return component
 
 
+def cyclonedx_folder(name: str, digest: str) -> dict[str, Any]:
+    """A folder of a user's code; its hash is over the names and contents of the files."""
+    hashes = [{"alg": "SHA-256", "content": digest.removeprefix("sha256:")}]
+    return {"type": "application", "bom-ref": f"folder:{name}", "name": f"{PLACE}/{name}", "hashes": hashes}
+
+
 # ---- SPDX ------------------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +186,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
         base,
         *(spdx_deb(package, bill) for package in inventory.packages),
         *(spdx_wheel(wheel, bill.hashes.get(wheel.name, ())) for wheel in inventory.wheels),
+        *(spdx_folder(name, digest) for name, digest in inventory.folders.items()),
     ]
     return {
         "spdxVersion": "SPDX-2.3",
@@ -242,6 +258,13 @@ def spdx_wheel(wheel: InstalledWheel, hashes: tuple[str, ...]) -> dict[str, Any]
     elif hashes:
         package["sourceInfo"] = f"the lock accepts one of: {', '.join(f'sha256:{digest}' for digest in hashes)}"
     return package
+
+
+def spdx_folder(name: str, digest: str) -> dict[str, Any]:
+    return {
+        **spdx_package(f"folder-{name}", f"{PLACE}/{name}", "", "", "APPLICATION"),
+        "checksums": [{"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}],
+    }
 
 
 # ---- reading back ----------------------------------------------------------------------------------------------------

@@ -7,16 +7,31 @@ from pathlib import Path
 from buildkit.errors import LockError, MatrixError
 from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.lock import Lock, parse_lock
-from buildkit.recipe.matrix import Matrix, Variant, read_toml
+from buildkit.recipe.matrix import EXTENDED_SUFFIX, Matrix, Variant
 from buildkit.recipe.platform import AMD64
 from buildkit.recipe.project import INSTALLED
+from buildkit.recipe.toml import read_toml
+
+USERS = "slipway-locks"  # the folder of locks beside a slipway.toml
 
 
 def lock_path(matrix: Matrix, variant: Variant) -> Path:
-    """The lock's file: the project's, or the user's own for a variant that the installed package has no lock for."""
+    """The lock's file: beside the slipway.toml that the variant comes from, else the project's.
+
+    It is the user's own for a variant that the installed package has no lock for.
+    """
     name = Path(variant.target, f"{variant.name}.txt")
+    if variant.origin:
+        return variant.origin.parent / USERS / name
     shipped = matrix.images / "locks" / name
     return shipped if matrix.root != INSTALLED or shipped.is_file() else user_locks() / name
+
+
+def extension_lock_path(matrix: Matrix, variant: Variant) -> Path | None:
+    """The file for the lock of the variant's extension; None unless all of the extension stands in a slipway.toml."""
+    if matrix.user is None or variant.extension is None or variant.extension != matrix.user.extension:
+        return None
+    return matrix.user.path.parent / USERS / variant.target / f"{variant.name}{EXTENDED_SUFFIX}.txt"
 
 
 def user_locks() -> Path:
@@ -24,9 +39,10 @@ def user_locks() -> Path:
 
 
 def lock_name(matrix: Matrix, variant: Variant) -> str:
-    """The lock's path for messages and provenance, relative to the project where it lies in it."""
+    """The lock's path for messages and provenance, relative to the project or slipway.toml that it belongs to."""
     path = lock_path(matrix, variant)
-    return str(path.relative_to(matrix.root)) if path.is_relative_to(matrix.root) else str(path)
+    root = variant.origin.parent if variant.origin else matrix.root
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def lock_command(variant: Variant) -> str:
@@ -66,7 +82,11 @@ def sha256(text: str) -> str:
 
 def find_lock(matrix: Matrix, variant: Variant) -> Lock:
     """The variant's lock as it is, current or not; an empty one when there is none. Raises `LockError`."""
-    path = lock_path(matrix, variant)
+    return parse_lock_file(lock_path(matrix, variant), variant)
+
+
+def parse_lock_file(path: Path, variant: Variant) -> Lock:
+    """The lock in a file; an empty one when there is none. Raises `LockError`."""
     if not path.exists():
         return Lock()
     try:
@@ -80,7 +100,7 @@ def read_lock(matrix: Matrix, variant: Variant) -> Lock:
     path, hint = lock_name(matrix, variant), f"run `{lock_command(variant)}`"
     lock = find_lock(matrix, variant)
     if not lock.text:
-        raise LockError(f"{path}: no lock for {variant.identifier}", hint)
+        raise LockError(f"{path}: no lock for {variant.stock.identifier}", hint)
     if lock.inputs != inputs_digest(matrix, variant):
         raise LockError(f"{path} does not match images/matrix.toml and pyproject.toml any more", hint)
     if lock.template != template_digest(matrix, variant):

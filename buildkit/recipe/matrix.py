@@ -2,21 +2,28 @@
 
 import difflib
 import re
-import tomllib
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
 
 from buildkit.errors import MatrixError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.settings import without_password
 from buildkit.recipe.environment import EnvEntry, parse_environment
+from buildkit.recipe.extension import Extension
 from buildkit.recipe.platform import AMD64, ARM64, Platform, host_platform
+from buildkit.recipe.toml import Value, build, read_toml, table_of, values_of
+from buildkit.recipe.user_file import UserFile, read_user_file
 
 STATUSES = ("proven", "untested")
-DEBUG_SUFFIX = "-debug"
+SHARED = ("base", "architectures", "driver")  # what a target sets for those of its variants that do not
+MERGED = ("exclude", "prune", "indexes")  # tables of a target to which its variants add
+DEBUG_SUFFIX, EXTENDED_SUFFIX = "-debug", "-extended"
 GLIBC = re.compile(r"2\.\d{1,3}")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Variant:
     (with `*`), and `source_only` for a path whose Python is not compiled; they include the target's and the matrix's,
     without those that the variant's table `keep` names. `indexes` are vendors' wheel indexes by their addresses.
     `architectures` are the supported GPUs, `driver` is the oldest driver that works, `rocm` the ROCm release in the
-    image.
+    image. `origin` is the user's slipway.toml that the variant comes from, `extension` what a user adds to the image.
     """
 
     target: str
@@ -81,16 +88,48 @@ class Variant:
     disk_gib: int = 0  # free space that a build needs; the target's when 0
     debug: bool = False  # contains debuggers
     platform: Platform = AMD64
+    origin: Path | None = None
+    extension: Extension | None = None
 
     @property
     def identifier(self) -> str:
-        return f"{self.target}-{self.name}"
+        """The name of its image."""
+        return f"{self.target}-{self.name}{EXTENDED_SUFFIX if self.extension else ''}"
+
+    @property
+    def image_status(self) -> str:
+        """The status of its image: what is proven of a variant says nothing about a user's additions."""
+        return "untested" if self.extension else self.status
+
+    @property
+    def stock(self) -> "Variant":
+        """The same variant without what a user adds."""
+        return replace(self, extension=None)
+
+    def extended(self, extension: Extension | None) -> "Variant":
+        """The same variant, with this on top of what it is extended with already."""
+        if extension is None:
+            return self
+        return replace(self, extension=self.extension.with_more(extension) if self.extension else extension)
 
     def for_platform(self, platform: Platform) -> "Variant":
         """The same variant for another platform, with a name of its own, because what is proven holds for one."""
         if platform == self.platform:
             return self
         return replace(self, name=self.name + platform.suffix, platform=platform, status="untested", proof="")
+
+    def applies(self, requirement: Requirement) -> bool:
+        """Whether a requirement's marker holds in the image."""
+        environment: dict[str, str | AbstractSet[str]] = {
+            **default_environment(),  # type: ignore[dict-item]  # a TypedDict of strings
+            "python_version": self.base.python,
+            "python_full_version": f"{self.base.python}.0",
+            "platform_system": "Linux",
+            "sys_platform": "linux",
+            "platform_machine": self.platform.machine,
+            "extra": "",
+        }
+        return requirement.marker is None or requirement.marker.evaluate(environment)
 
     @property
     def trains(self) -> bool:
@@ -139,13 +178,17 @@ class Debuggers:
 
 @dataclass(frozen=True)
 class Matrix:
-    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release."""
+    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release.
+
+    `user` is the slipway.toml whose variants are among those of `targets`.
+    """
 
     root: Path
     targets: dict[str, Target]
     wheel_layers: tuple[WheelLayer, ...] = (WheelLayer("wheels", ("*",)),)
     rocm_architectures: dict[str, tuple[str, ...]] = field(default_factory=dict)
     debuggers: Debuggers = Debuggers()
+    user: UserFile | None = None
 
     @property
     def images(self) -> Path:
@@ -154,7 +197,7 @@ class Matrix:
     def variant(
         self, target: str, variant: str | None = None, with_debug: bool = False, platform: Platform | None = None
     ) -> Variant:
-        """The named variant, or the target's default, for this host's platform or the given one.
+        """The named variant, or the target's default, for this host's platform or the given one, extended by the user.
 
         A name may end in `-arm64` for that platform, and then in `-debug` for the debuggers.
 
@@ -165,7 +208,9 @@ class Matrix:
         if name.endswith(ARM64.suffix):
             name, platform = name.removesuffix(ARM64.suffix), ARM64
         chosen = pick(found.variants, name, f"variant of {target}").for_platform(platform or host_platform())
-        return self.debuggers.added_to(chosen) if with_debug or (variant or "").endswith(DEBUG_SUFFIX) else chosen
+        if with_debug or (variant or "").endswith(DEBUG_SUFFIX):
+            chosen = self.debuggers.added_to(chosen)
+        return chosen.extended(self.user.extension if self.user else None)
 
     def is_default(self, variant: Variant) -> bool:
         """Whether it is its target's default, on any platform."""
@@ -188,29 +233,26 @@ def pick(known: dict[str, Value], name: str, kind: str) -> Value:
     raise UsageError(f"there is no {kind} `{name}`", f"{guess}known: {', '.join(known)}")
 
 
-def load_matrix(root: Path) -> Matrix:
-    """The matrix of a project. Raises `MatrixError` with file, table and key when something is malformed."""
+def load_matrix(root: Path, user: Path | None = None) -> Matrix:
+    """The matrix of a project, with the variants and the extension of a user's slipway.toml.
+
+    Raises `MatrixError` with file, table and key when something is malformed.
+    """
     path = root / "images" / "matrix.toml"
-    try:
-        return read_matrix(root, path, read_toml(path))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise MatrixError(
-            f"{path}: a value has the wrong type: {error}", "compare it with its neighbours in the same file"
-        ) from error
+    own = read_user_file(user) if user else None
+    with values_of(path):
+        return read_matrix(root, path, read_toml(path), own)
 
 
-def read_matrix(root: Path, path: Path, data: dict[str, Any]) -> Matrix:
+def read_matrix(root: Path, path: Path, data: dict[str, Any], user: UserFile | None) -> Matrix:
     if data.get("schema") != 1:
         raise MatrixError(
             f"{path}: `schema` is {data.get('schema')!r}, not 1", "use the buildkit that belongs to this checkout"
         )
     bases = {name: read_base(name, table, path) for name, table in table_of(data, "bases", path).items()}
-    packages = table_of(data, "packages", path)
-    source_only = data.get("source_only", {})
-    targets = {
-        name: read_target(name, table, bases, packages, source_only, path)
-        for name, table in table_of(data, "targets", path).items()
-    }
+    shared = Shared(bases, table_of(data, "packages", path), data.get("source_only", {}))
+    tables = table_of(data, "targets", path)
+    targets = {name: read_target(name, table, shared, path, user) for name, table in tables.items()}
     layers = tuple(
         build(
             WheelLayer, {**table, "distributions": tuple(table.get("distributions", ()))}, path, f"wheel_layers {index}"
@@ -220,7 +262,7 @@ def read_matrix(root: Path, path: Path, data: dict[str, Any]) -> Matrix:
     rocm = {release: tuple(names) for release, names in data.get("rocm_architectures", {}).items()}
     lists = {key: tuple(names) for key, names in data.get("debug", {}).items()}
     debuggers = build(Debuggers, lists, path, "debug")
-    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers)
+    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers, user)
 
 
 def read_base(name: str, table: dict[str, Any], path: Path) -> Base:
@@ -232,43 +274,72 @@ def read_base(name: str, table: dict[str, Any], path: Path) -> Base:
     return base
 
 
-def read_target(
-    name: str,
-    table: dict[str, Any],
-    bases: dict[str, Base],
-    packages: dict[str, list[str]],
-    source_only: dict[str, str],
-    path: Path,
-) -> Target:
+@dataclass(frozen=True)
+class Shared:
+    """The tables of the matrix that all targets share."""
+
+    bases: dict[str, Base]
+    packages: dict[str, list[str]]
+    source_only: dict[str, str]
+
+
+def read_target(name: str, table: dict[str, Any], shared: Shared, path: Path, user: UserFile | None) -> Target:
     where = f"targets.{name}"
     if name not in ACCELERATORS:
         raise MatrixError(
             f"{path}: {where}: buildkit knows no accelerator `{name}`",
             f"add a row to buildkit/host/accelerators.py; known: {', '.join(ACCELERATORS)}",
         )
-    apt = tuple(sorted({*packages.get("common", []), *packages.get(name, [])}))
-    variants = {}
-    for key, entry in table_of(table, "variants", path, where).items():
-        base = bases.get(entry.get("base", ""))
-        place = f"{where}.variants.{key}"
-        if base is None:
-            raise MatrixError(f"{path}: {place}: `base` is {entry.get('base')!r}", f"name one of: {', '.join(bases)}")
-        if entry.get("status") not in STATUSES:
-            raise MatrixError(f"{path}: {place}: `status` is {entry.get('status')!r}", f"one of: {', '.join(STATUSES)}")
-        own = tuple(sorted({*apt, *entry.get("packages", ())} - set(entry.get("without_packages", ()))))
-        values = {**entry, "target": name, "name": key, "base": base, "packages": own}
-        for handled in ("without_packages", "keep"):
-            values.pop(handled, None)
-        shared = {"exclude": table.get("exclude", {}), "prune": table.get("prune", {}), "source_only": source_only}
-        values |= read_left_out(shared, entry, path, place)
-        values["indexes"] = read_indexes(entry.get("indexes", {}), path, place)
-        values["requirements"] = tuple(entry.get("requirements", ()))
-        values["architectures"] = tuple(entry.get("architectures", ()))
-        variants[key] = build(Variant, values, path, place)
+    tables = table_of(table, "variants", path, where)
+    variants = {key: read_variant(name, key, entry, table, shared, path) for key, entry in tables.items()}
     if not variants:
         raise MatrixError(f"{path}: {where} has no variants", "add a [targets.<name>.variants.<variant>] table")
-    rest = {key: value for key, value in table.items() if key not in ("variants", "exclude", "prune")}
+    if user:
+        variants |= read_user_variants(name, variants, table, shared, user)
+    rest = {key: value for key, value in table.items() if key not in ("variants", *SHARED, *MERGED)}
     return build(Target, {"name": name, "variants": variants, **rest}, path, where)
+
+
+def read_user_variants(
+    target: str, known: dict[str, Variant], table: dict[str, Any], shared: Shared, user: UserFile
+) -> dict[str, Variant]:
+    """The user's variants of a target. Raises `MatrixError` for one whose name the project has."""
+    variants = {}
+    for name, entry in user.variants.get(target, {}).items():
+        if name in known:
+            raise MatrixError(f"{user.path}: {target} already has a variant `{name}`", "give yours another name")
+        with values_of(user.path):
+            variants[name] = replace(read_variant(target, name, entry, table, shared, user.path), origin=user.path)
+    return variants
+
+
+def read_variant(
+    target: str, name: str, entry: dict[str, Any], inherited: dict[str, Any], shared: Shared, path: Path
+) -> Variant:
+    """A variant from its table; `inherited` is that of its target. Raises `MatrixError`."""
+    place = f"targets.{target}.variants.{name}"
+    values = {key: inherited[key] for key in SHARED if key in inherited} | {"status": "untested"} | entry
+    if (base := shared.bases.get(values.get("base", ""))) is None:
+        known = ", ".join(shared.bases)
+        raise MatrixError(f"{path}: {place}: `base` is {values.get('base')!r}", f"name one of: {known}")
+    if values["status"] not in STATUSES:
+        raise MatrixError(f"{path}: {place}: `status` is {values['status']!r}", f"one of: {', '.join(STATUSES)}")
+    packages = {*shared.packages.get("common", []), *shared.packages.get(target, []), *entry.get("packages", ())}
+    for handled in ("without_packages", "keep"):
+        values.pop(handled, None)
+    left_out = {"exclude": inherited.get("exclude", {}), "prune": inherited.get("prune", {})}
+    values |= read_left_out(left_out | {"source_only": shared.source_only}, entry, path, place)
+    indexes = inherited.get("indexes", {}) | entry.get("indexes", {})
+    values |= {
+        "target": target,
+        "name": name,
+        "base": base,
+        "packages": tuple(sorted(packages - set(entry.get("without_packages", ())))),
+        "indexes": read_indexes(indexes, path, place),
+        "requirements": tuple(entry.get("requirements", ())),
+        "architectures": tuple(values.get("architectures", ())),
+    }
+    return build(Variant, values, path, place)
 
 
 def read_left_out(
@@ -299,32 +370,3 @@ def read_indexes(tables: dict[str, Any], path: Path, place: str) -> dict[str, Ve
             raise MatrixError(f"{path}: {where}: not a public index", "name it by https:// and without a password")
         found[address] = build(VendorIndex, {**table, "only": tuple(table.get("only", ()))}, path, where)
     return found
-
-
-def build(kind: type[Value], values: dict[str, Any], path: Path, where: str) -> Value:
-    """A data class from a TOML table. Raises `MatrixError` for a missing or unknown key."""
-    try:
-        return kind(**values)
-    except TypeError as error:
-        detail = str(error).split("__init__() ")[-1]
-        raise MatrixError(f"{path}: {where}: {detail}", "compare it with its neighbours in the same file") from error
-
-
-def table_of(data: dict[str, Any], key: str, path: Path, where: str = "") -> dict[str, Any]:
-    value = data.get(key)
-    if not isinstance(value, dict):
-        raise MatrixError(
-            f"{path}: no table `{key}`{f' in {where}' if where else ''}", "compare it with the repository's own"
-        )
-    return value
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MatrixError(f"{path} is missing", "run from a Slipway checkout, or name it with --project") from None
-    except OSError as error:
-        raise MatrixError(f"{path} cannot be read: {error.strerror}", "make it a readable file") from error
-    except ValueError as error:  # TOMLDecodeError, text in another encoding, a number of thousands of digits
-        raise MatrixError(f"{path}: {error}", "correct the TOML there") from error

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import requests
@@ -36,13 +37,21 @@ LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:|$)")
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
 KEPT = ("/usr/share/doc/*/copyright",)
 
-# Runs last in the new root: removes files that belong to this host or differ between runs.
+# Runs last in the new root: removes files that belong to this host or differ between runs, and names Debian's mirror.
 CLEAN = """
 rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/preferences.d/*
 rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/tmp/slipway-debs
 rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old
 find "$1"/var/log -type f -delete
 rm -f "$1"/etc/machine-id "$1"/etc/hostname "$1"/etc/resolv.conf
+cat >"$1"/etc/apt/sources.list.d/debian.sources <<'END'
+{sources}END
+"""
+SOURCES = """Types: deb
+URIs: {address}
+Suites: {suites}
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """
 
 # Runs first in the new root: adds a second suite of the same mirror to apt's sources.
@@ -164,7 +173,8 @@ class CachedBase:
 
 
 def cached_base(variant: Variant, cache: Path, debs: tuple[Deb, ...], epoch: int, suffix: str = "") -> CachedBase:
-    words = [*mmdebstrap_command(variant), str(epoch), *(f"{deb.name} {deb.version} {deb.sha256}" for deb in debs)]
+    packages = (f"{deb.name} {deb.version} {deb.sha256}" for deb in debs)
+    words = [*mmdebstrap_command(variant), last_hook(variant), str(epoch), *packages]
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
     return CachedBase(cache / "bases" / f"{variant.base.name}-{key}{suffix}.tar")
 
@@ -245,6 +255,35 @@ def archive(variant: Variant, epoch: int) -> tuple[str, ...]:
     return main, updates, f"deb {ARCHIVE}/debian-security/{day} {suite}-security main"
 
 
+def last_hook(variant: Variant) -> str:
+    """`CLEAN` with the base's public sources, so that `apt-get` works in an image that is built from ours."""
+    suite = (variant.base.bootstrap or {})["suite"]
+    suites = {"debian": suite}
+    if suite not in ("sid", "unstable"):
+        suites = {"debian": f"{suite} {suite}-updates", "debian-security": f"{suite}-security"}
+    parts = (SOURCES.format(address=f"{public_mirror()}/{name}", suites=names) for name, names in suites.items())
+    return CLEAN.format(sources="\n".join(parts))
+
+
+@cache
+def public_mirror() -> str:
+    """The address of Debian's public mirror, which its public images name, too. Release files are signed.
+
+    mmdebstrap has it built in, and prints it to a hook that ends it before it fetches anything. Raises `BaseError`.
+    """
+    hook = '--setup-hook=cat "$1"/etc/apt/sources.list; exit 1'
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["mmdebstrap", "--mode=chrootless", "--variant=custom", hook, "stable", f"{folder}/none.tar"]
+        try:
+            ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        except OSError as error:
+            raise BaseError(f"mmdebstrap cannot be started: {error.strerror}", "apt-get install mmdebstrap") from error
+    match = re.search(r"^deb (\S+)/debian stable main", ended.stdout, re.MULTILINE)
+    if match is None:
+        raise BaseError("mmdebstrap names no mirror of Debian", "upgrade mmdebstrap")
+    return match[1]
+
+
 def mmdebstrap_command(variant: Variant) -> list[str]:
     settings = variant.base.bootstrap or {}
     command = ["mmdebstrap", "--quiet", f"--variant={settings['variant']}", '--aptopt=APT::Install-Recommends "false"']
@@ -270,7 +309,7 @@ def run_mmdebstrap(
         f"--setup-hook=upload {shlex.quote(str(pins))} /etc/apt/preferences.d/slipway-lock",
         f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >"$1"/tmp/slipway-debs',
         f"--customize-hook=download /tmp/slipway-debs {shlex.quote(str(listing))}",
-        f"--customize-hook={CLEAN}",
+        f"--customize-hook={last_hook(variant)}",
     ]
     undated = ['--aptopt=Acquire::Check-Valid-Until "false"'] if sources else []  # an old index has expired
     command = mmdebstrap_command(variant)
@@ -307,7 +346,7 @@ def read_debs(records: str) -> tuple[Deb, ...]:
 def drift(variant: Variant, changes: tuple[PackageChange, ...]) -> LockError:
     """An error that lists the differences between the lock and the mirror."""
     return LockError(
-        f"the mirror has moved on from the lock of {variant.identifier}: {shown(changes)}",
+        f"the mirror has moved on from the lock of {variant.stock.identifier}: {shown(changes)}",
         f"run `buildkit lock --upgrade-base --target {variant.target} --variant {variant.name}`, or let this host "
         f"reach {ARCHIVE}, which keeps the packages of every day",
     )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def write_lock(
         lock = with_base(lock, variant, cache, newest=upgrade or upgrade_base)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(format_lock(lock, variant.identifier))
+    partial.write_text(format_lock(lock, variant.stock.identifier))
     partial.replace(path)
     return path
 
@@ -148,17 +149,54 @@ def base_digest(variant: Variant, old: str) -> str:
 
 def resolve(matrix: Matrix, variant: Variant, host: HostSettings, preferred: str) -> str:
     """Requirements with hashes of wheels, resolved by uv, which keeps the versions in `preferred` that still fit."""
+    try:
+        return compile_pins(inputs(matrix, variant), variant, host, preferred, variant.exclude)
+    except UvError as error:
+        if too_old := glibc_too_old(variant.requirements, variant, host):
+            raise LockError(
+                f"{variant.identifier} has too old a base: {too_old}",
+                f"name a newer `base` for the variant in {variant.origin or 'images/matrix.toml'}; no lock was changed",
+            ) from error
+        silent = silent_indexes(host, variant)
+        check = (
+            f"reach {' and '.join(silent)}, or name a mirror of it: {MIRRORS}=ADDRESS=MIRROR"
+            if silent
+            else f"check the pins in {variant.origin or 'images/matrix.toml'}, and that the index can be reached"
+        )
+        raise LockError(
+            f"uv could not resolve {variant.identifier}:\n{error}",
+            f"no lock was changed; {check}; then run `{lock_command(variant)}`",
+        ) from error
+
+
+class UvError(Exception):
+    """uv's reason, indented, for a message."""
+
+
+def compile_pins(
+    requirements: Iterable[str],
+    variant: Variant,
+    host: HostSettings,
+    preferred: str,
+    left_out: Iterable[str],
+    constraints: str = "",
+) -> str:
+    """Pins with hashes of wheels. Raises `UvError`, and as `only_wheels` does.
+
+    `left_out` are distributions that nothing gets; `constraints` bound versions without asking for them.
+    """
     with tempfile.TemporaryDirectory(prefix="slipway-lock-") as folder:
-        requirements, overrides, output = (
-            Path(folder, name) for name in ("pyproject.toml", "overrides.txt", "lock.txt")
+        project, overrides, bounds, output = (
+            Path(folder, name) for name in ("pyproject.toml", "overrides.txt", "constraints.txt", "lock.txt")
         )
         from_one = sources(host, variant)
-        requirements.write_text(as_project(inputs(matrix, variant), variant.base.python, from_one))
+        project.write_text(as_project(list(requirements), variant.base.python, from_one))
         others = tuple(index for index in host.indexes if index not in from_one.values())
         # A marker that is never true removes a distribution from the resolution.
-        overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in variant.exclude))
+        overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in left_out))
+        bounds.write_text(constraints)
         output.write_text(preferred)
-        run_uv(requirements, overrides, output, variant, replace(host, indexes=others))
+        run_uv(project, overrides, bounds, output, variant, replace(host, indexes=others))
         return only_wheels(output.read_text(), host)
 
 
@@ -172,14 +210,18 @@ def as_project(requirements: list[str], python: str, from_one: dict[str, str]) -
     return "\n".join(lines) + "\n"
 
 
-def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, host: HostSettings) -> None:
+def run_uv(
+    project: Path, overrides: Path, constraints: Path, output: Path, variant: Variant, host: HostSettings
+) -> None:
     command = [
         find_uv_bin(),
         "pip",
         "compile",
-        str(requirements),
+        str(project),
         "--override",
         str(overrides),
+        "--constraint",
+        str(constraints),
         "--quiet",
         "--no-config",
         "--python",
@@ -205,35 +247,21 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
     environment = {**os.environ, **host.build_environment(str(bundle))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        refuse_old_base(variant, host)
         reason = done.stderr.strip().splitlines()
-        silent = silent_indexes(host, variant)
-        check = (
-            f"reach {' and '.join(silent)}, or name a mirror of it: {MIRRORS}=ADDRESS=MIRROR"
-            if silent
-            else "check the pins in images/matrix.toml, and that the index can be reached"
-        )
-        raise LockError(
-            f"uv could not resolve {variant.identifier}:\n" + "\n".join(f"  {line}" for line in reason[-12:]),
-            f"no lock was changed; {check}; then run `{lock_command(variant)}`",
-        )
+        raise UvError("\n".join(f"  {line}" for line in reason[-12:]))
 
 
-def refuse_old_base(variant: Variant, host: HostSettings) -> None:
-    """Raises `LockError` if a pinned distribution has wheels for a newer C library only than that of the base."""
+def glibc_too_old(requirements: Iterable[str], variant: Variant, host: HostSettings) -> str:
+    """Which pinned distributions have wheels for a newer C library only than that of the base, in words; or nothing."""
     try:
         pins = [
             Pin(canonicalize_name(requirement.name), exact.version, frozenset())
-            for requirement in map(Requirement, variant.requirements)
+            for requirement in map(Requirement, requirements)
             for exact in requirement.specifier
             if exact.operator == "=="
         ]
         needed = wheels_for_newer_glibc(pins, variant.base, host, variant.platform.machine)
     except (InvalidRequirement, requests.RequestException, LockError):  # uv's own reason is the one to show
-        return
-    if needed:
-        wheels = ", ".join(f"{pin.name} {pin.version} needs {needed[pin.name]}" for pin in pins if pin.name in needed)
-        raise LockError(
-            f"{variant.identifier} has too old a base: {variant.base.name} has glibc {variant.base.glibc}, {wheels}",
-            "name a newer `base` for the variant in images/matrix.toml; no lock was changed",
-        )
+        return ""
+    wheels = ", ".join(f"{pin.name} {pin.version} needs {needed[pin.name]}" for pin in pins if pin.name in needed)
+    return wheels and f"{variant.base.name} has glibc {variant.base.glibc}, {wheels}"

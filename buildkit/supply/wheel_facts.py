@@ -8,11 +8,12 @@ import fnmatch
 import re
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.parser import HeaderParser
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 import requests
 from packaging.tags import Tag, compatible_tags, cpython_tags
@@ -27,6 +28,7 @@ from buildkit.recipe.matrix import Base
 from buildkit.recipe.platform import AMD64
 from buildkit.supply.simple_index import TIMEOUT, OfferedFile, offered_wheels
 
+Result = TypeVar("Result")
 LIBRARIES = "|".join(name for row in ACCELERATORS.values() for name in (row.collectives, row.runtime_library) if name)
 MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
 LEGACY = ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1"))  # names of glibc 2.17, 2.12 and 2.5
@@ -51,19 +53,43 @@ def read_wheel_facts(
     Patterns: the image leaves `pruned` files out of site-packages and compiles no `source_only` file.
     Raises `LockError` when a wheel cannot be found or read.
     """
-    tags = {tag: rank for rank, tag in enumerate(platform_tags(base.python, base.glibc, machine))}
     left_out, not_compiled = tuple(pruned), tuple(source_only)
+
+    def facts(pin: Pin, offered: OfferedFile, wheel: zipfile.ZipFile) -> WheelFacts:
+        read = facts_of(wheel, pin.name, left_out, not_compiled, pin.name in roots)
+        return replace(read, glibc=oldest_glibc(offered))
+
+    return {wheel.name: wheel for wheel in read_wheels(pins, base, host, machine, facts)}
+
+
+def read_wheel_files(pins: Iterable[Pin], base: Base, host: HostSettings, machine: str) -> dict[str, dict[str, int]]:
+    """The checksum (CRC-32) of each file by its installed path, for each distribution. Raises as `read_wheels` does."""
+
+    def files(pin: Pin, _offered: OfferedFile, wheel: zipfile.ZipFile) -> tuple[str, dict[str, int]]:
+        return pin.name, {installed_path(entry.filename): entry.CRC for entry in wheel.infolist() if not entry.is_dir()}
+
+    return dict(read_wheels(pins, base, host, machine, files))
+
+
+def read_wheels(
+    pins: Iterable[Pin],
+    base: Base,
+    host: HostSettings,
+    machine: str,
+    read: Callable[[Pin, OfferedFile, zipfile.ZipFile], Result],
+) -> list[Result]:
+    """What `read` returns for each pin and its wheel. Raises `LockError` when a wheel cannot be found or read."""
+    tags = {tag: rank for rank, tag in enumerate(platform_tags(base.python, base.glibc, machine))}
     with requests.Session() as session, ThreadPoolExecutor(8) as pool:
         session.verify = str(host.ca_bundle) if host.ca_bundle else True
 
-        def read(pin: Pin) -> WheelFacts:
-            found = find_wheel(pin, tags, host, session)
-            with open_wheel(found.location, session) as wheel:
-                facts = facts_of(wheel, pin.name, left_out, not_compiled, pin.name in roots)
-            return replace(facts, glibc=oldest_glibc(found))
+        def open_and_read(pin: Pin) -> Result:
+            offered = find_wheel(pin, tags, host, session)
+            with open_wheel(offered.location, session) as wheel:
+                return read(pin, offered, wheel)
 
         try:
-            return {facts.name: facts for facts in pool.map(read, pins)}
+            return list(pool.map(open_and_read, pins))
         except (RemoteZipError, zipfile.BadZipFile, OSError) as error:  # requests' errors are OSErrors
             raise LockError(
                 f"a wheel's contents could not be read: {error}",

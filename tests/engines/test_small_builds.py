@@ -116,6 +116,19 @@ def test_a_mirror_that_moved_on_costs_no_build_and_everything_says_so(project: S
 
         again = project.buildkit("build", index.address, options=["--json"])
         assert json.loads(again.stdout)["image_id"] == json.loads(built.stdout)["image_id"]
+
+        (project.root / "mine").mkdir()
+        (project.root / "mine" / "code.py").write_text("VALUE = 1\n")
+        additions = ["--copy", str(project.root / "mine"), "--apt", "jq"]
+        for options in ([], ["--from", project.tag]):
+            extended = project.buildkit("build", index.address, options=["--json", *additions, *options])
+            assert extended.returncode == 0, extended.stderr
+            assert change in json.loads(extended.stdout)["base_changes"]
+            both = json.loads(docker("image", "inspect", f"{project.tag}-extended").stdout)[0]["Config"]["Labels"]
+            assert f"tini {gone} -> {change['installed']}" in both["dev.slipway.base.changes"]
+            assert both["dev.slipway.extension"].startswith("sha256:")
+        refused = project.buildkit("build", index.address, options=["--locked", *additions, "--from", project.tag])
+        assert refused.returncode == 6, refused.stderr
     labels = json.loads(docker("image", "inspect", project.tag).stdout)[0]["Config"]["Labels"]
     assert f"tini {gone} -> {change['installed']}" in labels["dev.slipway.base.changes"]
     described = docker("run", "--rm", "--entrypoint", "cat", project.tag, "/etc/slipway/image.json").stdout

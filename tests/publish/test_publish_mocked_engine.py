@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.errors import BuildError, BuildkitError, LockError, PublishError, RegistryError
+from buildkit.errors import BuildError, BuildkitError, PublishError, RegistryError
 from buildkit.images.archive import ImageArchive, read_member
 from buildkit.images.build import BuildResult
 from buildkit.publishing.check import check_published
 from buildkit.publishing.publish import ReleaseRequest, publish_image, push_staged
 from buildkit.publishing.release import Tags
+from buildkit.recipe.lock import PackageChange
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
 from buildkit.recipe.project import source_revision
@@ -24,6 +25,7 @@ from buildkit.registry.client import Registry
 from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.signature import Signer, Trust
 from buildkit.running.engine import Docker
+from buildkit.supply.base import drift
 from tests.buildkit.images.test_archive import add, saved
 from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, make_layer, push_image
 
@@ -118,7 +120,7 @@ def test_mocked_engine_an_image_with_another_base_than_the_locked_one_is_not_pub
 ) -> None:
     def build(*_: object, only_locked: bool = False) -> BuildResult:
         assert only_locked
-        raise LockError("the mirror has moved on from the lock of cpu-small: tini 1 -> 2")
+        raise drift(publisher.request.variant, (PackageChange("tini", "1", "2"),))
 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
     with pytest.raises(PublishError, match=r"would not be the one of its lock: .*tini 1 -> 2") as caught:

@@ -11,6 +11,7 @@ from testinfra.host import Host
 
 from buildkit.host.settings import read_host
 from buildkit.recipe.matrix import load_matrix
+from buildkit.supply.base import public_mirror
 
 PYTHON = "/opt/slipway/venv/bin/python"
 ROOT = Path(__file__).parents[2]
@@ -120,24 +121,40 @@ def test_we_add_no_set_uid_programs(host: Host) -> None:
     assert host.check_output("find /opt /etc/slipway -perm /6000 | head") == ""
 
 
+SEARCHED = ("/etc", "/var", "/opt/slipway/venv/bin", "/opt/slipway/app", "/opt/slipway/venv/pyvenv.cfg")
+"""Where a build could leave its host's addresses. `uv` is not searched: it knows the public ones of PyTorch itself."""
+
+
 def test_no_trace_of_the_build_host(image: Image, host: Host, manifest: dict[str, Any]) -> None:
     """The build uses indexes, certificates and local wheel directories; none of them is in the history or in /etc."""
     settings = read_host()
     variant = load_matrix(ROOT).variant(manifest["target"], manifest["variant"])
     secrets = [*variant.indexes, *map(settings.mirrored, variant.indexes)]
     secrets += [settings.default_index, *settings.indexes, *settings.find_links, *settings.proxies.values()]
-    secrets += re.findall(r"^URIs:\s*(\S+)", settings.apt_sources, re.MULTILINE)
+    sources = re.findall(r"^URIs:\s*(\S+)", settings.apt_sources, re.MULTILINE)
+    public = public_mirror() if manifest["base"]["provider"] == "bootstrap" else None
+    secrets += [address for address in sources if public is None or not address.startswith(public)]
     history = json.dumps(image.history()) + json.dumps(image.attrs["Config"])
     for secret in filter(None, secrets):
         assert secret not in history
-        done = host.run(
-            f"grep -rlF -- '{secret}' /etc /var /opt/slipway/venv/bin /opt/slipway/app /opt/slipway/venv/pyvenv.cfg"
-        )
+        done = host.run(f"grep -rlF --exclude uv -- '{secret}' {' '.join(SEARCHED)}")
         assert done.stdout == "", f"{secret} is in the image"
     assert str(Path.home()) + "/" not in history.replace("/root/", "") or Path.home() == Path("/root")
     assert host.run("ls -A /run/slipway").stdout == ""
     if manifest["base"]["provider"] == "bootstrap":  # a public base has its own sources
-        assert host.check_output("find /etc/apt/sources.list.d -type f") == ""
+        assert host.check_output("find /etc/apt/sources.list.d -type f") == "/etc/apt/sources.list.d/debian.sources"
+        named = host.file("/etc/apt/sources.list.d/debian.sources").content_string
+        assert re.findall(r"^URIs: (.+)/debian(?:-security)?$", named, re.MULTILINE) == [public, public]
+
+
+def test_installers_keep_to_the_lock(host: Host, manifest: dict[str, Any]) -> None:
+    for variable in ("UV_CONSTRAINT", "PIP_CONSTRAINT"):
+        lines = host.check_output(f'cat "${variable}"').splitlines()
+        assert dict(line.split("==") for line in lines) == manifest["pins"]
+    for installer in ("uv pip install", "pip install"):
+        done = host.run(f"{installer} --dry-run --no-index 'ray<2'")
+        assert done.rc != 0
+        assert f"ray=={manifest['pins']['ray']}" in done.stdout + done.stderr
 
 
 def test_direct_urls_do_not_name_the_host(host: Host) -> None:

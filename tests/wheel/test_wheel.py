@@ -108,7 +108,7 @@ def test_the_build_context_holds_the_installed_code(environment: Path, tmp_path:
     code = (
         "import sys; from pathlib import Path; from buildkit.recipe.matrix import load_matrix;"
         "from buildkit.recipe.project import find_project; from buildkit.recipe.lock_file import read_lock;"
-        "from buildkit.host.settings import read_host; from buildkit.images.build import stage;"
+        "from buildkit.host.settings import read_host; from buildkit.images.context import stage;"
         "matrix = load_matrix(find_project(None, Path.cwd())); variant = matrix.variant('cpu');"
         "stage(Path('context'), matrix, variant, read_lock(matrix, variant), 'registry', read_host({}))"
     )

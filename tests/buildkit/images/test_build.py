@@ -8,8 +8,10 @@ import pytest
 
 from buildkit.errors import DiskError
 from buildkit.host.settings import read_host
-from buildkit.images.build import check_disk, fix_modes, only_build_of, stage, write_secrets
+from buildkit.images.build import check_disk, only_build_of
+from buildkit.images.context import fix_modes, stage
 from buildkit.images.plan import Plan
+from buildkit.images.secrets import write_secrets
 from buildkit.recipe.lock import parse_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.running.engine import Docker
@@ -64,11 +66,12 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
     )
     files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
     code = {"app/entrypoints/code.py", "app/trainer/code.py"}
-    described = {"Dockerfile", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
+    described = {"constraints.txt", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
     described |= {"preferences", "prune.txt", "source-only.txt"}
     aliases = {f"{folder}/verl/trainer/runtime_env.yaml" for folder in ("app", "workspace")}
     assert files == {*described, "tools/uv", *code, *aliases, "workspace/examples/prepare.py"}
-    assert (context / "requirements" / "wheels.txt").read_text() == "six==1.17.0\n"
+    for name in ("constraints.txt", "requirements/wheels.txt"):
+        assert (context / name).read_text() == "six==1.17.0\n"
     assert "Package: tini\nPin: version 0.19.0-1\n" in (context / "preferences").read_text()
     assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0"}
 
@@ -82,9 +85,9 @@ def test_a_warm_cache_lies_in_the_context_readable_by_all(project: Path, tmp_pat
     (tmp_path / "unpacked" / "triton" / "kernel").write_bytes(b"code")
     matrix = load_matrix(project)
     lock, host = parse_lock("six==1.17.0\n"), read_host({}, tmp_path, tmp_path)
-    stage(tmp_path / "context", matrix, matrix.variant("cpu"), lock, "registry", host, tmp_path / "unpacked")
+    text = stage(tmp_path / "context", matrix, matrix.variant("cpu"), lock, "registry", host, tmp_path / "unpacked")
     assert (tmp_path / "context/warm/triton/kernel").read_bytes() == b"code"
-    assert "\nCOPY warm /opt/slipway/warm\n" in (tmp_path / "context/Dockerfile").read_text()
+    assert "\nCOPY warm /opt/slipway/warm\n" in text
 
 
 def test_apt_sources_of_another_release_stay_out(matrix: Matrix, tmp_path: Path) -> None:

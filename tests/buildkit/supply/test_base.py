@@ -8,7 +8,7 @@ from buildkit.errors import BaseError, LockError
 from buildkit.recipe.lock import Deb, Lock
 from buildkit.recipe.matrix import Base, Matrix, load_matrix
 from buildkit.running.engine import Docker, LocalImage
-from buildkit.supply.base import bootstrap, choose_provider, preferences, resolve_base
+from buildkit.supply.base import bootstrap, choose_provider, last_hook, preferences, public_mirror, resolve_base
 
 ABSENT = "127.0.0.1:1/debian:bookworm-slim"  # no registry listens at this port
 LOCKED = Lock(base=ABSENT, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
@@ -36,7 +36,10 @@ def base(matrix: Matrix) -> Base:
 
 def fake_mmdebstrap(folder: Path, script: str) -> None:
     path = folder / "mmdebstrap"
-    path.write_text(f"#!/bin/sh\n{script}\n")
+    asked_for_its_mirror = (
+        'case "$*" in *--mode=chrootless*) echo "deb http://mirror.test/debian stable main"; exit 1;; esac'
+    )
+    path.write_text(f"#!/bin/sh\n{asked_for_its_mirror}\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
@@ -172,3 +175,11 @@ def test_a_base_of_two_suites_takes_the_named_packages_from_the_second(matrix: M
     locked = preferences(variant, (Deb("librccl1", "7.2.4-1", "aa"),))
     assert locked.startswith("Package: librccl1\nPin: version 7.2.4-1\nPin-Priority: 1002\n\n")
     assert preferences(matrix.variant("cpu"), ()) == ""
+
+
+def test_the_base_names_debians_own_mirror_and_not_the_hosts(matrix: Matrix) -> None:
+    """As the public image of the same base does, so that apt works in images that are built from ours."""
+    hook = last_hook(matrix.variant("cpu"))
+    assert f"URIs: {public_mirror()}/debian\nSuites: bookworm bookworm-updates\n" in hook
+    assert f"URIs: {public_mirror()}/debian-security\nSuites: bookworm-security\n" in hook
+    assert hook.index("rm -rf") < hook.index("cat >")

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from buildkit.cli import app
 from buildkit.errors import LockError, MatrixError, UsageError
 from buildkit.host.settings import HostSettings, read_host, read_mirrors
-from buildkit.images.build import stage, write_secrets
+from buildkit.images.context import stage
 from buildkit.images.plan import make_plan
+from buildkit.images.secrets import write_secrets
 from buildkit.recipe import lock_file
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Base, Matrix, Variant, VendorIndex, load_matrix
