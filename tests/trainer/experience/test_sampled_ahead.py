@@ -6,22 +6,28 @@ import pytest
 import torch
 
 from trainer.algorithms.truncation import Truncation
-from trainer.data.dataset import Prompt
+from trainer.data.dataset import Prompt, SamplerState
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
 from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.sampled_ahead import SampledStep, read_steps, resumable_steps, write_steps
 
 PROMPTS = [Prompt(index, (1, 2 + index), "", "", "") for index in range(4)]
+
+
+def place(position: int) -> SamplerState:
+    return {"epoch": 0, "position": position, "size": 4, "seed": 0}
+
+
 DONE = Trajectory(
     (1, 2), 0.7, 2**62, 8, [5, 6], [True, False], [-0.1, 0.0], [3, 4], done=True, turns=1, truncation=Truncation(0.9, 5)
 )
 STEPS = [
     SampledStep(
-        *(7, [PROMPTS[0]] * 2, [DONE, Trajectory((1, 2), 1.0, 1, 8)], {"position": 1}),
+        *(7, [PROMPTS[0]] * 2, [DONE, Trajectory((1, 2), 1.0, 1, 8)], place(1)),
         Scores(torch.tensor([0.1, 1e30]), {"a": 0.3}, torch.tensor([0.5, 0.5]), [[(0, 0.25)], []], [{"b": 1.0}, {}]),
     ),
-    SampledStep(8, [PROMPTS[3]], [Trajectory((1, 5), 1.0, 2, 8, [9], [True], [-2.5], [4])], {"position": 2}),
+    SampledStep(8, [PROMPTS[3]], [Trajectory((1, 5), 1.0, 2, 8, [9], [True], [-2.5], [4])], place(2)),
 ]
 
 
