@@ -19,7 +19,7 @@ from ray._private.utils import read_ray_address
 from ray.exceptions import RayError
 
 from trainer.background import ended_within
-from trainer.cluster.ending import disconnect, ray_hangs
+from trainer.cluster.ending import before_exit, disconnect, ray_hangs
 from trainer.errors import TrainerError, WorkerError
 
 logger = logging.getLogger(__name__)
@@ -185,8 +185,16 @@ def _keep_logs(directory: Path, target: Path) -> None:
 
 
 def _end(directory: Path) -> None:
-    """Ends the cluster whose files lie in this directory, within a time. Kills what is left of its processes."""
+    """Ends the cluster whose files lie in this directory, within a time. What hangs is killed as this process ends."""
     disconnect(SHUTDOWN_SECONDS)
+    if ray_hangs():
+        before_exit(partial(_kill, directory))
+    else:
+        psutil.wait_procs(_kill(directory), REMOVAL_SECONDS)
+
+
+def _kill(directory: Path) -> list[psutil.Process]:
+    """Kills the processes that are left of the cluster whose files lie in this directory."""
     left: list[psutil.Process] = []
     for process in psutil.Process().children():
         with suppress(psutil.Error):
@@ -195,4 +203,4 @@ def _end(directory: Path) -> None:
     for process in left:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(left, REMOVAL_SECONDS)
+    return left

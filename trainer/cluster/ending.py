@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ PATIENCE = 5.0  # seconds that Ray has to disconnect, which takes less than one
 
 logger = logging.getLogger(__name__)
 _hanging: list[Future[None]] = []
+_last_steps: list[Callable[[], object]] = []
 
 
 def disconnect(seconds: float = PATIENCE) -> None:
@@ -33,6 +35,12 @@ def ray_hangs() -> bool:
     return any(not shutdown.done() for shutdown in _hanging)
 
 
+def before_exit(step: Callable[[], object]) -> None:
+    """Takes a step when the process ends: Ray ends a process whose raylet is killed, with a status of its own."""
+    _last_steps.append(step)
+    atexit.register(step)
+
+
 def leave(status: int | None) -> NoReturn:
     """Ends the process. If Ray hangs, the interpreter's own end would wait for it too, or crash."""
     if not ray_hangs():
@@ -40,4 +48,6 @@ def leave(status: int | None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
+    for step in _last_steps:
+        step()
     os._exit(status or 0)

@@ -24,7 +24,7 @@ print("disconnected", flush=True)
 if sys.argv[1:]:
     try:
         with connected():
-            print("connected again", flush=True)
+            pass
     except WorkerError as error:
         print(error, flush=True)
 leave(3)
@@ -44,11 +44,12 @@ def run(*stopped: str) -> tuple[int, str]:
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 def test_a_stopped_ray_does_not_hold_the_end_up(name: str) -> None:
     status, output = run(name)
-    assert status == 3
+    assert status == 3, output
     assert "Ray does not answer: this process ends without disconnecting from it" in output
-    # What hangs ends with its killed cluster, or keeps a later connection out.
-    assert "connected again" in output or "Ray did not answer when this run disconnected from it" in output
+    assert "Ray did not answer when this run disconnected from it" in output
 
 
 def test_the_end_is_the_usual_one_with_a_ray_that_answers() -> None:
-    assert run() == (3, "disconnected\n")
+    status, output = run()
+    assert status == 3, output
+    assert "Ray does not answer" not in output
