@@ -50,6 +50,11 @@ def ray_authentication(token: str) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
+def _inductor_cache(environment: Mapping[str, str]) -> Path:
+    """Inductor's own default."""
+    return Path("/tmp", f"torchinductor_{environment.get('USER') or os.getuid()}")
+
+
 def temporary_files(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
     """Variables for Ray's workers, whose temporary files end with the job; none if the user chose a place for them.
 
@@ -57,7 +62,7 @@ def temporary_files(environment: Mapping[str, str], directory: Path) -> dict[str
     """
     if "TMPDIR" in environment:
         return {}
-    cache = Path("/tmp", f"torchinductor_{environment.get('USER') or os.getuid()}")
+    cache = _inductor_cache(environment)
     with contextlib.suppress(OSError):
         cache.mkdir(mode=0o700, exist_ok=True)
     if problem := open_to_others(cache):
@@ -251,6 +256,8 @@ class RayNode:
     def clean(self) -> None:
         """Release the ports and remove Ray's directory, with a warning if that fails. Ray's processes have ended."""
         self._claimed.release()
+        with contextlib.suppress(OSError):  # something was compiled
+            _inductor_cache(self._environment).rmdir()
         try:
             self.directory.remove()
         except OSError as error:
