@@ -73,8 +73,7 @@ async def foreground(process: Process, process_tree: ProcessTree) -> AsyncIterat
 
 async def _say_how_to_end(process: Process, process_tree: ProcessTree) -> None:
     presses: deque[float] = deque(maxlen=_INSISTENT)
-    async for _ in _interrupts(process, process_tree):
-        presses.append(time.monotonic())
+    async for _ in _interrupts(process, process_tree, presses):
         await asyncio.wait({process.ended}, timeout=_PATIENCE)
         insists = len(presses) == _INSISTENT and presses[-1] - presses[0] < _WITHIN
         if not process.ended.done() and (insists or ignores_interrupt(process.pid)):
@@ -82,8 +81,11 @@ async def _say_how_to_end(process: Process, process_tree: ProcessTree) -> None:
             presses.clear()
 
 
-async def _interrupts(process: Process, process_tree: ProcessTree) -> AsyncIterator[None]:
-    """Yields at each SIGINT that the terminal sends to the process's group, of which a listener is a member."""
+async def _interrupts(process: Process, process_tree: ProcessTree, presses: "deque[float]") -> AsyncIterator[None]:
+    """Yields after SIGINT from the terminal to the process's group, of which a listener is a member.
+
+    `presses` gets the time of each.
+    """
     loop, pressed = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.ExitStack() as stack:
         until, _ = _pipe(stack)  # the listener ends once this process closes the other end, or has ended
@@ -95,7 +97,7 @@ async def _interrupts(process: Process, process_tree: ProcessTree) -> AsyncItera
             return
 
         def hear() -> None:
-            os.read(heard.fileno(), 1)
+            presses.extend([time.monotonic()] * len(os.read(heard.fileno(), _INSISTENT)))
             pressed.set()
 
         loop.add_reader(heard, hear)
