@@ -128,27 +128,15 @@ def test_ray_has_the_cpus_and_gpus_that_a_scheduler_left(start: Start) -> None:
     assert (ended.status, ended.stdout) == (0, "1.0 0\n"), ended.stderr
 
 
-LISTENERS = """
-from pathlib import Path
-import ray
+WORKING = """
+import time, ray
 ray.init(log_to_driver=False, logging_level="ERROR")
 ray.get(ray.remote(lambda: 5).remote())
-lines = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
-for local in sorted(fields[1] for fields in lines if fields[3] == "0A"):
-    print(local)
+print("up", flush=True)
+time.sleep(600)
 """
 LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
 """127.0.0.1, ::ffff:127.0.0.1 and ::1 in the kernel's table."""
-
-
-def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
-    # Before the job starts, other programs of this host may listen too.
-    table = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'"
-    before = set(start("--no-ray", "--", "sh", "-c", table).wait().stdout.split())
-    ended = start(*SMALL, "--dashboard", "--", sys.executable, "-c", LISTENERS).wait()
-    listeners = set(ended.stdout.split()) - before
-    assert len(listeners) >= 8, ended.stderr
-    assert {address for address in listeners if address.partition(":")[0] not in LOOPBACK} == set()
 
 
 def listeners(pids: list[int]) -> dict[str, str]:
@@ -160,6 +148,16 @@ def listeners(pids: list[int]) -> dict[str, str]:
     tables = (Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
     rows = [line.split() for table in tables for line in table]
     return {row[1]: owners[f"socket:[{row[9]}]"] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in owners}
+
+
+def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
+    launch = start(*SMALL, "--dashboard", "--", sys.executable, "-c", WORKING)
+    assert launch.read_line() == "up"
+    found = listeners(descendants(launch.pid))
+    launch.signal(signal.SIGTERM)
+    assert launch.wait().status == 143
+    assert len(found) >= 8
+    assert {address: name for address, name in found.items() if address.partition(":")[0] not in LOOPBACK} == {}
 
 
 @pytest.mark.full
