@@ -25,7 +25,7 @@ from trainer.rollout.accounting.stretch import Followed, Stretch, one_token_each
 logger = logging.getLogger(__name__)
 
 # The versions whose records are known; any other one takes all steps itself.
-VERSIONS = ("0.26.0", "0.32.0")
+VERSIONS = ("0.26.0", "0.31.0", "0.32.0")
 NEVER, NOW = 2**62, 0
 # Steady steps that take as long as one of vLLM's that reads prompts, and for how many a response waits at most.
 COST_OF_ENTRY, LONGEST_WAIT = 2, 32
