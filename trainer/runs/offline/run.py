@@ -109,8 +109,8 @@ def train_offline(
     `open_run` gets what `OfflineRun` does; `repeat` is what a replay repeats; `validates`: held-out files are needed.
     Raises TrainerError.
     """
-    check_files(settings.data, ["train_files", "validation_files"] if validates else ["train_files"])
     settings.trainer.check_resume()
+    check_files(settings.data, ["train_files", "validation_files"] if validates else ["train_files"])
     run_dir = run_directory(settings.trainer)
     with RunOwner(run_dir) as owner, stalls_explained(settings.trainer, run_dir):
         return restarted(settings, run_dir, partial(_train, columns, read, open_run, run_dir, owner, repeat))
