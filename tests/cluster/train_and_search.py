@@ -27,7 +27,9 @@ def score(**arguments):
     with calls.open("a") as file:
         file.write("x")
     time.sleep(9 if 8 < calls.stat().st_size < 11 else 0)  # a stall in the second step
-    raise OSError("a reward that fails")
+    if calls.stat().st_size % 2:  # a run ends at once if all calls of its first step fail
+        raise OSError("a reward that fails")
+    return 1.0
 """
 
 
