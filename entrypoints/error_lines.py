@@ -42,6 +42,11 @@ def causes(output: Sequence[str]) -> list[str]:
     return error_lines(output)[:MOST_LINES] or ([] if last is None else [_shortened(last.strip())])
 
 
+def cause(output: str, otherwise: str) -> str:
+    """The first line of `causes`; `otherwise` if the program wrote nothing."""
+    return next(iter(causes(output.splitlines())), otherwise)
+
+
 def read_tail(path: Path) -> list[str]:
     """The lines at the end of a file; none if it does not exist."""
     try:

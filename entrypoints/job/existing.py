@@ -7,6 +7,7 @@ import tempfile
 
 from entrypoints.environments.host_names import without_number
 from entrypoints.environments.kubernetes.kuberay import ADDRESS, AUTO
+from entrypoints.error_lines import cause
 from entrypoints.errors import NoClusterError
 from entrypoints.job.node import Node
 from entrypoints.wire.network import cause_of, resolve
@@ -80,5 +81,4 @@ async def _no_cluster(node: Node, address: str) -> str:
         finally:
             await process.end(grace=0)
         output.seek(0)
-        lines = output.read().decode(errors="replace").splitlines()
-    return lines[-1] if lines else "what listens there is none"
+        return cause(output.read().decode(errors="replace"), "what listens there is none")

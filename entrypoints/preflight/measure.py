@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from entrypoints.error_lines import cause
 from entrypoints.preflight import network, speed
 
 PREFLIGHT_FAILED = 15
@@ -36,8 +37,8 @@ def main() -> int:
         try:
             measured = speed.measure(nodes)
         except ray.exceptions.RayError as error:
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            sys.stderr.write(f"error: the devices could not be measured: {words[-1]}\n")
+            problem = cause(str(error), type(error).__name__)
+            sys.stderr.write(f"error: the devices could not be measured: {problem}\n")
             return PREFLIGHT_FAILED
         document |= speed.document(measured)
         failing += document["slow"]

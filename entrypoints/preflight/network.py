@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from entrypoints.error_lines import cause
 from entrypoints.host.accelerators import ACCELERATORS, accelerator_of
 from entrypoints.host.settings import read_manifest
 from entrypoints.host.tree import Tree
@@ -111,9 +112,8 @@ def try_pair(first: dict[str, Any], second: dict[str, Any]) -> NodePair:
     try:
         return measure_pair(first, second)
     except ray.exceptions.RayError as error:
-        words = str(error).strip().splitlines() or [type(error).__name__]
         hangs = isinstance(error, ray.exceptions.GetTimeoutError)
-        problem = f"no data arrived within {PATIENCE:g} s" if hangs else f"it failed: {words[-1]}"
+        problem = f"no data arrived within {PATIENCE:g} s" if hangs else f"it failed: {cause(str(error), type(error).__name__)}"
         return NodePair((first["NodeManagerHostname"], second["NodeManagerHostname"]), "none", 0.0, "nothing", problem)
 
 

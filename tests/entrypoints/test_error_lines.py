@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from entrypoints.error_lines import causes, error_lines, read_tail
+from entrypoints.error_lines import cause, causes, error_lines, read_tail
 
 START = """
 2026-11-28 15:41:17,039	INFO scripts.py:1043 -- Local node IP: 192.0.2.2
@@ -72,3 +72,9 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "raylet.err").write_text("error: old\n" + "x" * 2**20 + "\nerror: new\n")
     assert error_lines(read_tail(tmp_path / "raylet.err")) == ["error: new"]
     assert read_tail(tmp_path / "none") == []
+
+
+def test_the_first_error_line_is_the_cause_of_a_failed_call() -> None:
+    failed = "ray::Actor.measure() (pid=7, ip=192.0.2.2)\n  File \"a.py\", line 1\nRuntimeError: NCCL error\nLast error:\nx"
+    assert cause(failed, "RayError") == "RuntimeError: NCCL error"
+    assert cause("", "RayError") == "RayError"
