@@ -12,10 +12,13 @@ from docker.models.networks import Network
 
 DEADLINE = 240  # seconds in which a job of these tests must have ended
 
+SHARED = "/tmp/training"
+"""Where every node of a job sees the same directory."""
+
 
 @dataclass
 class Job:
-    """The nodes node0, node1 … of one job. Every node gets the same `environment` and `options`."""
+    """The nodes node0, node1 … of one job. Every node gets the same `environment`, `options` and directory SHARED."""
 
     client: docker.DockerClient
     image: str
@@ -37,6 +40,7 @@ class Job:
             environment={"SLIPWAY_HOSTS": hosts, **self.environment, **environment},
             network=self.network.name,
             networking_config={self.network.name: endpoint},
+            volumes={self.network.name: {"bind": SHARED}},
             shm_size="2g",
         )
         self.containers[name] = container
@@ -64,6 +68,7 @@ def job() -> Iterator[Callable[..., Job]]:
 
     def make(size: int = 2, **environment: str) -> Job:
         network = client.networks.create(f"slipway-test-{secrets.token_hex(4)}", driver="bridge")
+        client.volumes.create(str(network.name))
         # These containers have no GPU, so preflight would stop an image for GPUs.
         options = () if os.environ.get("SLIPWAY_TEST_TARGET", "cpu") == "cpu" else ("--no-preflight",)
         values = {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "200", **environment}
@@ -75,3 +80,4 @@ def job() -> Iterator[Callable[..., Job]]:
         for container in job.containers.values():
             container.remove(force=True)
         job.network.remove()
+        client.volumes.get(job.network.name).remove()

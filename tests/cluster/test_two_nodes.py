@@ -1,7 +1,8 @@
-"""Two containers as two nodes: forming the cluster, the common status, losses and refusals."""
+"""Two containers as two nodes: forming the cluster, the common status, losses, refusals and what listens."""
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +123,37 @@ def test_preflight_names_the_slow_node(job: Callable[..., Job]) -> None:
     slow = [line for line in nodes.output("node0").splitlines() if "slow: " in line]
     assert slow
     assert all("node1 cpu: " in line and "is usual here" in line for line in slow)
+
+
+TRAINING = (Path(__file__).parents[1] / "chaos" / "training.py").read_text()
+LISTENERS = """
+import os, socket
+from pathlib import Path
+owners = {}
+for process in Path("/proc").glob("[0-9]*"):
+    for descriptor in process.glob("fd/*"):
+        try:
+            owners[os.readlink(descriptor)] = (process / "comm").read_text().strip()
+        except OSError:
+            continue
+for table in ("tcp", "tcp6"):
+    for row in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:]):
+        address, port = row[1].split(":")
+        if row[3] == "0A" and not (address.endswith("0100007F") or address == "0" * 24 + "01000000"):
+            print("all" if not int(address, 16) else "own", int(port, 16), owners.get(f"socket:[{row[9]}]"), sep=";")
+"""
+"""Prints what listens beyond loopback: on all addresses or one of its own, the port, the program."""
+
+
+def test_only_rays_ports_listen_on_all_addresses_during_training(job: Callable[..., Job]) -> None:
+    nodes = job()
+    nodes.start(1, "--", "true")
+    nodes.start(0, "--", "python", "-c", TRAINING, "/tmp/training", "1000")
+    wait_for_output(nodes, "node0", "step_000002", deadline=90)
+    for container in nodes.containers.values():
+        rows = container.exec_run(["python", "-c", LISTENERS]).output.decode().split()
+        listeners = [(scope, int(port), program) for scope, port, program in (row.split(";") for row in rows)]
+        everywhere = {port: program for scope, port, program in listeners if scope == "all"}
+        block = min(port for port, program in everywhere.items() if program == "raylet") - 1
+        assert {port: program for port, program in everywhere.items() if port not in range(block, block + 500)} == {}
+        assert ("own", "ray::ActorWorke") in {(scope, program) for scope, _, program in listeners}  # store and Gloo
