@@ -35,7 +35,7 @@ _HOW_TO_HAVE_SEVERAL = (
 )
 
 REGISTRY: tuple[type[Environment], ...] = by_precedence()
-"""All environments, in order of precedence: each module of this folder and its rooms defines at most one."""
+"""All environments, in order of precedence: they lie in this folder and its rooms."""
 
 
 @dataclass(frozen=True, kw_only=True)

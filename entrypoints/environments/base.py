@@ -101,7 +101,8 @@ class Allocation:
 class Environment(ABC):
     """A scheduler, launcher or service that tells a process its job's nodes.
 
-    Each subclass is one file of this folder, which the registry finds by itself.
+    Each subclass is a file of this folder, or a row of `services/table.py` or `schedulers/node_file.py`. The registry
+    lists them by itself.
     """
 
     name: ClassVar[str]
@@ -159,7 +160,11 @@ class Environment(ABC):
 
 def by_precedence() -> tuple[type[Environment], ...]:
     """All environments, in the order of detection."""
-    return tuple(sorted(Environment.__subclasses__(), key=lambda environment: environment.precedence))
+    classes = (
+        *Environment.__subclasses__(),
+        *(row for table in Environment.__subclasses__() for row in table.__subclasses__()),
+    )
+    return tuple(sorted((kind for kind in classes if hasattr(kind, "name")), key=lambda kind: kind.precedence))
 
 
 def scheduler_job_id(variables: Mapping[str, str]) -> str | None:

@@ -113,7 +113,11 @@ def try_pair(first: dict[str, Any], second: dict[str, Any]) -> NodePair:
         return measure_pair(first, second)
     except ray.exceptions.RayError as error:
         hangs = isinstance(error, ray.exceptions.GetTimeoutError)
-        problem = f"no data arrived within {PATIENCE:g} s" if hangs else f"it failed: {cause(str(error), type(error).__name__)}"
+        problem = (
+            f"no data arrived within {PATIENCE:g} s"
+            if hangs
+            else f"it failed: {cause(str(error), type(error).__name__)}"
+        )
         return NodePair((first["NodeManagerHostname"], second["NodeManagerHostname"]), "none", 0.0, "nothing", problem)
 
 

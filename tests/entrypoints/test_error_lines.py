@@ -75,6 +75,8 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
 
 
 def test_the_first_error_line_is_the_cause_of_a_failed_call() -> None:
-    failed = "ray::Actor.measure() (pid=7, ip=192.0.2.2)\n  File \"a.py\", line 1\nRuntimeError: NCCL error\nLast error:\nx"
+    failed = (
+        'ray::Actor.measure() (pid=7, ip=192.0.2.2)\n  File "a.py", line 1\nRuntimeError: NCCL error\nLast error:\nx'
+    )
     assert cause(failed, "RayError") == "RuntimeError: NCCL error"
     assert cause("", "RayError") == "RayError"

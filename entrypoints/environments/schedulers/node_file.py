@@ -1,6 +1,8 @@
-"""The common shape of batch systems: a file with the job's hosts, and one process on the first of them."""
+"""Batch systems that name a file with the job's hosts and start one process, on the first of them: a row each."""
 
-from entrypoints.environments.base import Allocation
+from typing import ClassVar
+
+from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.host_names import in_file
 from entrypoints.environments.mpi.tasks import started_by_mpi
 from entrypoints.environments.other_nodes import LIST_THEM
@@ -46,3 +48,66 @@ def by_node_file(
         alone=start if rank == 0 and len(hosts) > 1 and not by_mpi and not started else "",
         variables=reader.used,
     )
+
+
+class NodeFile(Environment):
+    """A row of the table. The batch system is present if its job id is set."""
+
+    node_file: ClassVar[tuple[str, ...]]
+    """Variables with the path of the file; the first that is set counts."""
+
+    @classmethod
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
+        job_id = reader.text(cls.job_id_variable)
+        if job_id is None:
+            return None
+        path = next((name for name in cls.node_file if view.variables.get(name)), cls.node_file[0])
+        start = cls.start.replace("LAUNCH", "launch ...")
+        return by_node_file(cls.name, view, reader, job_id=job_id, path=path, start=start)
+
+
+class Oar(NodeFile):
+    name = "oar"
+    precedence = 250
+    title = "OAR"
+    job_id_variable, node_file = "OAR_JOB_ID", ("OAR_NODEFILE", "OAR_NODE_FILE", "OAR_FILE_NODES")
+    reads = (job_id_variable, node_file[0])
+    caveats = "The node file has one line per resource, often a core. Mount it into the container."
+    start = "mpirun --hostfile $OAR_NODEFILE --mca plm_rsh_agent oarsh --map-by ppr:1:node LAUNCH"
+    source = "https://oar.imag.fr/docs/latest/user/commands/oarsub.html"
+
+
+class Pjm(NodeFile):
+    name = "pjm"
+    precedence = 255
+    title = "Fujitsu TCS (PJM)"
+    job_id_variable, node_file = "PJM_JOBID", ("PJM_O_NODEINF",)
+    reads = (job_id_variable, *node_file)
+    caveats = "PJM_MPI_PROC counts processes. Mount the node file into the container."
+    start = "mpirun -machinefile $PJM_O_NODEINF --mca plm_rsh_agent /bin/pjrsh --map-by ppr:1:node LAUNCH"
+    source = "https://www.cc.u-tokyo.ac.jp/en/supercomputer/wisteria/service/"
+
+
+class Cobalt(NodeFile):
+    name = "cobalt"
+    precedence = 260
+    title = "Cobalt"
+    job_id_variable, node_file = "COBALT_JOBID", ("COBALT_NODEFILE",)
+    reads = (job_id_variable, *node_file)
+    caveats = "The job's script runs on the first node only. COBALT_JOBSIZE counts nodes."
+    start = "mpirun --hostfile $COBALT_NODEFILE --map-by ppr:1:node LAUNCH"
+    source = (
+        "https://github.com/pmodels/mpich/blob/main/src/pm/hydra/lib/tools/bootstrap/external/cobalt_query_node_list.c"
+    )
+
+
+class LoadLeveler(NodeFile):
+    name = "load_leveler"
+    precedence = 265
+    title = "LoadLeveler"
+    job_id_variable, node_file = "LOADL_STEP_ID", ("LOADL_HOSTFILE",)
+    reads = (job_id_variable, *node_file)
+    caveats = "The host file has one line per task. LOADL_TOTAL_TASKS counts tasks."
+    start = "mpirun --hostfile $LOADL_HOSTFILE --map-by ppr:1:node LAUNCH"
+    source = "https://github.com/pmodels/mpich/blob/main/src/pm/hydra/lib/tools/bootstrap/external/ll_query_node_list.c"

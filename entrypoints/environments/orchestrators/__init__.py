@@ -1,1 +1,0 @@
-"""Tools that start jobs on anybody's machines: their own clusters, or several clouds."""
