@@ -118,9 +118,10 @@ def fix_modes(folder: Path) -> None:
 
 
 def stage_aliases(aliases: Path, context: Path) -> None:
-    """verl's names: its modules beside the code, and the files that its launch lines read in the working directory."""
+    """verl's names: modules of verl and verl-recipe beside the code, and what launch lines read in the workspace."""
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(aliases / "verl", context / "app" / "verl", ignore=ignored)
+    for package in ("verl", "recipe"):
+        shutil.copytree(aliases / package, context / "app" / package, ignore=ignored)
     shutil.copytree(aliases / "examples", context / "workspace" / "examples", ignore=ignored)
     environment = context / "workspace" / "verl" / "trainer" / "runtime_env.yaml"
     environment.parent.mkdir(parents=True)

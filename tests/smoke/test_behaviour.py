@@ -40,6 +40,7 @@ def test_no_command_is_a_usage_error_with_a_hint(start: Start) -> None:
         (["bash", "-c", "echo $0 $$"], 0, "bash"),
         (["python", "-c", "import sys, trainer.config.tree; sys.exit(5)"], 5, ""),
         (["python3", "-m", "verl.trainer.main_ppo", "trainer.val_onli=True"], 2, "there is no such setting"),
+        (["python3", "-m", "recipe.dapo.main_dapo", "trainer.val_onli=True"], 2, "there is no such setting"),
         (["test", "-f", "verl/trainer/runtime_env.yaml"], 0, ""),
         (["python3", "examples/data_preprocess/gsm8k.py", "--help"], 0, "--local_dir"),
         (["trian"], 2, "did you mean `launch train`?"),

@@ -50,7 +50,7 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
     for package in ("entrypoints", "trainer"):
         (project / package / "__pycache__").mkdir(parents=True)
         (project / package / "code.py").write_text("")
-    for name in ("verl/trainer/runtime_env.yaml", "examples/prepare.py"):
+    for name in ("verl/trainer/runtime_env.yaml", "recipe/dapo/main_dapo.py", "examples/prepare.py"):
         path = project / "images" / "aliases" / name
         path.parent.mkdir(parents=True)
         path.write_text("")
@@ -65,7 +65,7 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
         read_host({}, tmp_path, tmp_path),
     )
     files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
-    code = {"app/entrypoints/code.py", "app/trainer/code.py"}
+    code = {"app/entrypoints/code.py", "app/trainer/code.py", "app/recipe/dapo/main_dapo.py"}
     described = {"constraints.txt", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
     described |= {"preferences", "prune.txt", "source-only.txt"}
     aliases = {f"{folder}/verl/trainer/runtime_env.yaml" for folder in ("app", "workspace")}
@@ -80,7 +80,8 @@ def test_a_warm_cache_lies_in_the_context_readable_by_all(project: Path, tmp_pat
     for name in ("entrypoints/code.py", "trainer/code.py", "images/aliases/verl/trainer/runtime_env.yaml"):
         (project / name).parent.mkdir(parents=True)
         (project / name).write_text("")
-    (project / "images/aliases/examples").mkdir()
+    for folder in ("examples", "recipe"):
+        (project / "images" / "aliases" / folder).mkdir()
     (tmp_path / "unpacked" / "triton").mkdir(parents=True)
     (tmp_path / "unpacked" / "triton" / "kernel").write_bytes(b"code")
     matrix = load_matrix(project)
