@@ -14,6 +14,7 @@ from trainer.config.tree import Config
 from trainer.errors import CheckpointError, DataError
 from trainer.records.files import records
 from trainer.records.files.records import METRICS_ROWS, SAMPLE_ROWS, WAITS_ROWS, read_records
+from trainer.records.files.run_files import median
 from trainer.records.pages.comparison import write_comparison
 from trainer.records.pages.report import write_report
 from trainer.records.top import watch
@@ -145,3 +146,7 @@ def test_half_a_surrogate_pair_of_the_data_costs_no_record(tmp_path: Path) -> No
         tracker.log_samples(1, [Sample(json.loads('"a\\ud800b"'), "x", "2", 1.0)])
     (row,) = read_records(tmp_path / "samples.jsonl", SAMPLE_ROWS, pytest.fail)
     assert row["prompt"] == "a?b"
+
+
+def test_median_of_an_even_number_of_values_is_between_the_middle_two() -> None:
+    assert (median([4.0, 1.0, 2.0, 8.0]), median([])) == (3.0, 0.0)

@@ -1,5 +1,6 @@
 """What a run left in its directory, read back."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,4 +124,5 @@ def trajectories_of(settings: Mapping[str, Mapping[str, Any]], run_dir: Path, va
 
 
 def median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
+    """The median; 0 if there are no values."""
+    return statistics.median(values) if values else 0.0
