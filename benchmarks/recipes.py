@@ -21,10 +21,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks.recipe_commands import Command, ScriptEndedError, UnsetVariableError, training_commands
-from trainer.compat.hydra import flattened
+from trainer.compat.settings import hydra_files, load_config
 from trainer.compat.verl.translate import UnusableSettingsError
-from trainer.config.files import hydra_files
-from trainer.config.overrides import load_config
+from trainer.config.hydra import flattened
 from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config

@@ -13,7 +13,7 @@ import yaml
 from tests.fuzz.damage import Target, octets, text, tree, value
 from tests.fuzz.run_directory import damaged, read_run_directory
 from tests.sealing import with_seal
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.config.tree import Config
 from trainer.errors import TrainerError
 from trainer.experience.programs.wire import BadRequestError, read_request

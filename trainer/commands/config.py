@@ -25,7 +25,8 @@ def config(
     `config actor.clip_ratio` explains a setting, and `config dpo` a section, of any command. `config KEY=VALUE…` checks
     settings as `train` would, and prints the resolved settings as JSON.
     """
-    from trainer.config.overrides import every_section, explain_settings
+    from trainer.compat.settings import explain_settings
+    from trainer.config.overrides import every_section
 
     arguments = overrides or []
     names = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]

@@ -85,8 +85,7 @@ def load_as(
     config_path: str | None = None,
 ) -> RunSettings:
     """The settings of another kind of run; see `load`."""
-    from trainer.config.files import hydra_files
-    from trainer.config.overrides import load_config
+    from trainer.compat.settings import hydra_files, load_config
 
     named = hydra_files(config_name, config_path) if config_name else []
     settings, notes = load_config([*(files or []), *named], overrides or [], model)

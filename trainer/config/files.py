@@ -2,38 +2,29 @@
 
 import difflib
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from trainer.compat.hydra import flattened, read_yaml
+from trainer.config.hydra import flattened, read_yaml
 from trainer.errors import ConfigError
 
 PRESETS = Path(__file__).with_name("presets")
-_VERL_CONFIGS = {
-    "ppo_trainer": ["verl"],
-    "ppo_megatron_trainer": ["verl_megatron"],
-    "one_step_off_ppo_trainer": ["verl_one_step_off"],
-    "one_step_off_ppo_megatron_trainer": ["verl_one_step_off", "verl_megatron"],
-    "fully_async_ppo_trainer": ["verl_fully_async"],
-    "fully_async_ppo_megatron_trainer": ["verl_fully_async", "verl_megatron"],
-    "dapo_trainer": ["verl_dapo"],
-    "dapo_megatron_trainer": ["verl_dapo", "verl_megatron"],
-    "entropy_trainer": ["verl_dapo"],
-    "sft_trainer_engine": [str(PRESETS / "sft" / "verl.yaml")],
-    "sft_trainer": [str(PRESETS / "sft" / "verl_fsdp.yaml")],
-}
+
+Bases = Mapping[str, Sequence[str]]
+"""Presets or files that stand for configurations of another tool, by their names."""
 
 
 def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
+def read_settings(name: str, whole: Container[str] = (), bases: Bases = MappingProxyType({})) -> dict[str, Any]:
     """The settings of a preset or a YAML file, by dotted key.
 
-    Settings in `whole` take a mapping as it is. A file may begin with Hydra's `defaults`, a list of files beside it or
-    of verl's own configurations. Raises ConfigError if the file does not exist or is not a mapping of settings.
+    Settings in `whole` take a mapping as it is. A file may begin with Hydra's `defaults`, a list of files beside it and
+    of names in `bases`. Raises ConfigError if the file does not exist or is not a mapping of settings.
     """
     preset, path = PRESETS / f"{name}.yaml", Path(name)
     if name in preset_names():
@@ -51,11 +42,11 @@ def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
     own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     leaves = {key: leaf for key, leaf in flattened("", own, whole).items() if not _of_hydra(key, leaf)}
     found: dict[str, Any] = {}
-    bases = tree.get("defaults") or []
-    if not isinstance(bases, list):
+    entries = tree.get("defaults") or []
+    if not isinstance(entries, list):
         raise ConfigError(f"{name}: defaults is not a list of files", hint="write `defaults: [base, _self_]`")
-    for base in bases if "_self_" in bases else [*bases, "_self_"]:
-        found |= leaves if base == "_self_" else _base(name, path.parent, base, whole)
+    for base in entries if "_self_" in entries else [*entries, "_self_"]:
+        found |= leaves if base == "_self_" else _base(name, path.parent, base, whole, bases)
     return found
 
 
@@ -64,14 +55,7 @@ def _of_hydra(key: str, value: object) -> bool:
     return key.rpartition(".")[2] == "_target_" or value == "???"
 
 
-def hydra_files(config_name: str, config_path: str | None) -> list[str]:
-    """The file that Hydra's `--config-name` and `--config-path` name, or the presets of verl's own configuration."""
-    name = config_name.removesuffix(".yaml")
-    path = Path(config_path or ".") / f"{name}.yaml"
-    return _VERL_CONFIGS[name] if name in _VERL_CONFIGS and not path.exists() else [str(path)]
-
-
-def _base(name: str, directory: Path, base: object, whole: Container[str]) -> dict[str, Any]:
+def _base(name: str, directory: Path, base: object, whole: Container[str], bases: Bases) -> dict[str, Any]:
     """The settings of an entry of `defaults`."""
     if not isinstance(base, str) or "@" in base:
         raise ConfigError(
@@ -80,7 +64,7 @@ def _base(name: str, directory: Path, base: object, whole: Container[str]) -> di
         )
     beside = directory / f"{base.removesuffix('.yaml')}.yaml"
     if os.path.exists(beside):  # noqa: PTH110 - Path.exists raises OSError for a name that is too long
-        return read_settings(str(beside), whole)
-    if base in preset_names() or base not in _VERL_CONFIGS:
-        return read_settings(base if base in preset_names() else str(beside), whole)
-    return {key: value for preset in _VERL_CONFIGS[base] for key, value in read_settings(preset, whole).items()}
+        return read_settings(str(beside), whole, bases)
+    if base in preset_names() or base not in bases:
+        return read_settings(base if base in preset_names() else str(beside), whole, bases)
+    return {key: value for preset in bases[base] for key, value in read_settings(preset, whole, bases).items()}

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from trainer.compat.verl.translate import Dialect
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.roles import ActorConfig, TrainedModelConfig
 from trainer.config.sections.trainer import TrainerConfig
@@ -33,7 +32,6 @@ class OfflineConfig(RunConfig):
     """The settings that these runs share. `data.train_batch_size` counts rows of the files."""
 
     method: ClassVar[str]  # as error messages call it
-    dialect: ClassVar[Dialect] = Dialect({}, {}, {})  # verl has no such trainers
     responses_per_example: ClassVar[int] = 1
     # What the run decides of `actor` and `algorithm`. The loss sums over each response's tokens.
     fixed_actor: ClassVar[Mapping[str, Any]] = {

@@ -12,16 +12,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trainer.compat.hydra import flattened, interpolated, read_value, remove
-from trainer.compat.verl.translate import translate
-from trainer.config.files import read_settings
+from trainer.config.files import Bases, read_settings
+from trainer.config.hydra import flattened, interpolated, read_value, remove
 from trainer.config.nearest import nearest
-from trainer.config.tree import Config, RunConfig
+from trainer.config.tree import Config
 from trainer.config.trees import TREES
 from trainer.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=BaseModel)
-RunSettings = TypeVar("RunSettings", bound=RunConfig)
 
 
 @dataclass(frozen=True)
@@ -74,41 +72,43 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[SettingHelp]:
             yield SettingHelp(prefix + name, field.annotation, _expected(field), default, field.description or "")
 
 
-def load_config(
-    files: Sequence[str],
-    arguments: Sequence[str],
-    model: type[RunSettings] = Config,  # type: ignore[assignment]
-) -> tuple[RunSettings, list[str]]:
-    """The settings of a run: presets or YAML files, then `KEY=VALUE` arguments. The last value of a setting counts.
+@dataclass(frozen=True)
+class OtherKeys:
+    """Keys of another tool that a command takes, too."""
 
-    verl's keys work wherever ours do. Returns the config, and notes about those that differ or have no effect.
+    names: tuple[str, ...]
+    """What hints may suggest."""
+    defaults: Mapping[str, Any]
+    """Their values where nothing sets them, for `${...}`."""
+    bases: Bases
+
+
+NO_OTHERS = OtherKeys((), {}, {})
+
+
+def given_settings(
+    files: Sequence[str], arguments: Sequence[str], model: type[BaseModel], others: OtherKeys
+) -> dict[str, Any]:
+    """What files and arguments set, by dotted key of this trainer or another tool; interpolations are replaced.
+
     Raises ConfigError; see `parse_overrides`.
     """
-    given = given_settings(files, arguments, model)
-    known = [setting.key for setting in settings(model)]
-    translated, notes = translate(given, known, lambda key: _hint(key, model), model.dialect)
-    config = _build(model, translated)
-    return config, [*notes, *config.notes]
-
-
-def given_settings(files: Sequence[str], arguments: Sequence[str], model: type[RunConfig] = Config) -> dict[str, Any]:
-    """What files and arguments set, by dotted key in either dialect; interpolations are replaced."""
     defaults = {setting.key: setting.default for setting in settings(model)}
     known = list(defaults)
     mappings = [setting.key for setting in settings(model) if setting.is_mapping]
     given: dict[str, Any] = {}
     for file in files:
-        _add(given, read_settings(file, mappings))
+        _add(given, read_settings(file, mappings, others.bases))
     for argument in arguments:
         if argument.startswith("~"):
             remove(argument[1:].partition("=")[0], given)
         else:
-            key, value = _split(argument, model)
+            key, value = _split(argument, model, others)
             parent = next((mapping for mapping in mappings if key.startswith(f"{mapping}.")), None)
             if parent is not None:
                 key, value = parent, {**given.get(parent, {}), key.removeprefix(f"{parent}."): value}
             _add(given, flattened(key, value, known))
-    everything = ChainMap(given, dict(model.dialect.defaults), defaults)
+    everything = ChainMap(given, dict(others.defaults), defaults)
     return {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
 
 
@@ -132,24 +132,24 @@ def parse_overrides(
     given: dict[str, Any] = {}
     for file in files:
         given |= read_settings(file)
-    return _build(model, given | dict(_split(argument, model) for argument in arguments))
+    return build(model, given | dict(_split(argument, model) for argument in arguments))
 
 
-def _split(argument: str, model: type[BaseModel]) -> tuple[str, Any]:
+def _split(argument: str, model: type[BaseModel], others: OtherKeys = NO_OTHERS) -> tuple[str, Any]:
     """Key and value of `KEY=VALUE`, without Hydra's plus signs. See `read_value` for the types of values."""
     key, separator, text = argument.partition("=")
     if not separator:
-        raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=_hint(key, model))
+        raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=hint_for(key, model, others))
     return key.lstrip("+"), read_value(argument, text)
 
 
-def _build(model: type[Settings], given: Mapping[str, Any]) -> Settings:
+def build(model: type[Settings], given: Mapping[str, Any]) -> Settings:
     """A config from values by dotted key. Raises ConfigError."""
     known = {setting.key: setting for setting in settings(model)}
     tree: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
-            raise ConfigError(f"{key}: there is no such setting", hint=_hint(key, model))
+            raise ConfigError(f"{key}: there is no such setting", hint=hint_for(key, model))
         *path, leaf = key.split(".")
         branch = tree
         for part in path:
@@ -164,16 +164,11 @@ def _build(model: type[Settings], given: Mapping[str, Any]) -> Settings:
 def explain_settings(names: Sequence[str]) -> list[str]:
     """A paragraph per setting of any command, for names of settings or sections: default, type and description.
 
-    Raises ConfigError for an unknown name, and for one of verl's.
+    Raises ConfigError for an unknown name.
     """
     paragraphs = []
     for name in names:
         found = _explained(name)
-        if not found and any(_below(name, _of_verl(tree)) for tree in TREES.values()):
-            raise ConfigError(
-                f"{name} is verl's, and only settings of this trainer are explained",
-                hint="give it a value, KEY=VALUE without blanks, to see what it means here",
-            )
         if not found:
             known = _commands()
             sections = {key.rpartition(".")[0] for key in known} - {"", name.rpartition(".")[0]}
@@ -192,7 +187,7 @@ def every_section() -> list[str]:
 def _explained(name: str) -> list[str]:
     """The paragraphs of a setting or section, from the first command that has it."""
     for command, tree in TREES.items():
-        found = [setting for setting in settings(tree) if _is_below(name, setting.key)]
+        found = [setting for setting in settings(tree) if is_below(name, setting.key)]
         if found:
             elsewhere = [key for key in _commands() if key.endswith(f".{name}")]
             end = f"\n    a setting of {command}" + (f"; elsewhere {', '.join(elsewhere)}" if elsewhere else "")
@@ -208,19 +203,12 @@ def _commands() -> dict[str, str]:
     return found
 
 
-def _of_verl(model: type[BaseModel]) -> list[str]:
-    """verl's keys that a command takes."""
-    if not issubclass(model, RunConfig):
-        return []
-    return [*(key for key in model.dialect.rules if "*" not in key), *model.dialect.defaults]
-
-
 def _below(name: str, keys: Iterable[str]) -> list[str]:
     """The setting of this name, or those of the section."""
-    return [key for key in keys if _is_below(name, key)]
+    return [key for key in keys if is_below(name, key)]
 
 
-def _is_below(name: str, key: str) -> bool:
+def is_below(name: str, key: str) -> bool:
     return key == name or key.startswith(f"{name}.")
 
 
@@ -288,20 +276,20 @@ def _shown(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 
-def _hint(key: str, model: type[BaseModel]) -> str:
+def hint_for(key: str, model: type[BaseModel], others: OtherKeys = NO_OTHERS) -> str:
     """What a key may mean that a command does not know."""
     key = key.lstrip("-+").replace("-", "_")
     own = [setting.key for setting in settings(model)]
     section = _below(key, own)
     if section and key not in own:
         return f"{key} is a section; its settings are {', '.join(section)}"
-    commands, theirs = _commands(), _of_verl(model)
+    commands = _commands()
     if "." in key and key in commands and key not in own:
         return f"it is a setting of {commands[key]}"
-    found = _nearest(key, dict.fromkeys(own, 0.0), dict.fromkeys([*theirs, *commands], 0.03))
+    found = _nearest(key, dict.fromkeys(own, 0.0), dict.fromkeys([*others.names, *commands], 0.03))
     if not found:
         return "`python -m trainer config SECTION` explains settings"
-    elsewhere = {*commands} - {*own, *theirs}
+    elsewhere = {*commands} - {*own, *others.names}
     meant = [f"{name}, a setting of {commands[name]}" if name in elsewhere else f"{name}=VALUE" for name in found]
     return f"did you mean {' or '.join(meant)}?"
 

@@ -5,8 +5,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from trainer.compat.verl.sft import DIALECT
-from trainer.compat.verl.translate import Dialect
 from trainer.config.offline import OfflineConfig
 from trainer.config.section import Section
 from trainer.config.tree import Config
@@ -37,7 +35,6 @@ class SftConfig(OfflineConfig):
     }
     fixed_algorithm: ClassVar[Mapping[str, Any]] = {**OfflineConfig.fixed_algorithm, "kl_coefficient": 0.0}
     command = "sft"
-    dialect: ClassVar[Dialect] = DIALECT
     sft: SftSettings = SftSettings()
 
     @model_validator(mode="after")

@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.compat.verl.translate import PPO, Dialect
 from trainer.config.section import Section
 from trainer.config.sections.algorithm import AlgorithmConfig
 from trainer.config.sections.data import DataConfig
@@ -23,10 +22,9 @@ from trainer.errors import ConfigError
 
 
 class RunConfig(Section):
-    """The settings that every kind of run has. `command` starts such a run, `dialect` are verl's keys for it."""
+    """The settings that every kind of run has. `command` starts such a run."""
 
     command: ClassVar[str] = "train"
-    dialect: ClassVar[Dialect] = PPO
     model: ModelConfig = ModelConfig()
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
 

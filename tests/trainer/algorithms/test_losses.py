@@ -27,7 +27,7 @@ from trainer.algorithms.policy_losses.gspo import gspo
 from trainer.algorithms.policy_losses.ppo import ppo
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS, POLICY_LOSSES
 from trainer.cluster.place import RankPlace
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.config.sections.algorithm import AlgorithmConfig
 from trainer.config.sections.roles import ActorConfig
 from trainer.config.tree import Config

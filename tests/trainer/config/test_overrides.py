@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer.compat.settings import explain_settings, load_config
 from trainer.config.dpo import DpoConfig
 from trainer.config.files import PRESETS, preset_names
 from trainer.config.kto import KtoConfig
-from trainer.config.overrides import explain_settings, load_config, parse_overrides, settings
+from trainer.config.overrides import parse_overrides, settings
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config, RunConfig
 from trainer.config.warm_start import WarmStartConfig

@@ -8,8 +8,9 @@ import pytest
 
 from tests.trainer.planning.sizes import write_sizes
 from trainer.cluster.nodes import ClusterNode, Slot
+from trainer.compat.settings import load_config
 from trainer.config.dpo import DpoConfig
-from trainer.config.overrides import load_config, parse_overrides
+from trainer.config.overrides import parse_overrides
 from trainer.config.tree import Config
 from trainer.planning.memory import tight
 from trainer.planning.placement import roles_of

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from trainer.compat.hydra import interpolated
 from trainer.compat.verl import guides
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, unsupported, word
 from trainer.compat.verl.sections import (
@@ -29,6 +28,7 @@ from trainer.compat.verl.sections import (
     rollout,
     trainer,
 )
+from trainer.config.hydra import interpolated
 from trainer.errors import ConfigError
 
 # Exact keys are tried first, then patterns in this order. A pattern stands only for keys that verl leaves open.

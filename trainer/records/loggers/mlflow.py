@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer.compat.hydra import flattened
+from trainer.config.hydra import flattened
 from trainer.errors import ConfigError
 from trainer.records.logger import LoggerRow, answers, load_package
 

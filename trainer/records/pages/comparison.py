@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from trainer.compat.hydra import flattened
+from trainer.config.hydra import flattened
 from trainer.errors import DataError
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.pages.page import write_page

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 
 COMPOSED = """
 actor_rollout_ref:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from trainer.compat.settings import load_config
 from trainer.compat.verl.rules import Value
 from trainer.compat.verl.translate import RULES
-from trainer.config.overrides import load_config, settings
+from trainer.config.overrides import settings
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 

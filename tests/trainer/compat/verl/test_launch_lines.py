@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from trainer.compat.settings import load_config
 from trainer.compat.verl.sft import DIALECT
-from trainer.config.overrides import load_config
 from trainer.config.sft import SftConfig
 from trainer.errors import ConfigError
 from trainer.main_ppo import preset_of

@@ -15,7 +15,7 @@ import torch
 from tests.trainer.experience.conversations.scripted_policy import pieces
 from tests.trainer.experience.one_engine import OneEngine
 from tests.trainer.experience.programs.scripted_program import CLIENT, TEMPLATE
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.rollout import ProgramConfig
 from trainer.config.tree import Config

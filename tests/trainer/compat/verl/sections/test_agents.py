@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.errors import ConfigError
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.errors import ConfigError
 
 ON = ["algorithm.filter_groups.enable=True", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"]

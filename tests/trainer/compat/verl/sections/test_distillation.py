@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.errors import ConfigError
 
 LOSS, TEACHER = "distillation.distillation_loss", "distillation.teacher_models.teacher_model"

@@ -4,7 +4,7 @@ import pytest
 
 from trainer.algorithms.losses.clipping import lower_and_upper
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.config.sections.roles import ActorConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError

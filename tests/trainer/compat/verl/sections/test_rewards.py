@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import ConfigError
 

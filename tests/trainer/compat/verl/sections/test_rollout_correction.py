@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.overrides import load_config
+from trainer.compat.settings import load_config
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.files import hydra_files
-from trainer.config.overrides import load_config
+from trainer.compat.settings import hydra_files, load_config
 from trainer.errors import ConfigError
 
 
