@@ -59,7 +59,6 @@ ROW = Estimator(
     estimate=centered,
     compares_groups=True,
     parameters={"center": Parameter(type=float, default=0.5, description="the baseline")},
-    verl=("centred",),
 )
 """
 POLICY_LOSS = """
@@ -75,7 +74,6 @@ ROW = PolicyLoss(
     name="sharp",
     loss=sharp,
     parameters={"sharpness": Parameter(type=float, default=1.0, description="factor of the loss")},
-    verl=("sharp",),
 )
 """
 CORRECTION = """
@@ -182,7 +180,7 @@ def test_an_algorithm_with_a_setting_of_its_own_is_one_file(project: Project) ->
     project.write("trainer/algorithms/advantages/centered.py", ESTIMATOR)
     ours = json.loads(project.settings("algorithm.advantage=centered", "algorithm.center=0.25"))
     assert (ours["algorithm"]["advantage"], ours["algorithm"]["center"]) == ("centered", 0.25)
-    theirs = json.loads(project.settings("algorithm.adv_estimator=centred"))
+    theirs = json.loads(project.settings("algorithm.adv_estimator=centered"))
     assert theirs["algorithm"]["advantage"] == "centered"
     sizes = ("rollout.samples_per_prompt=1", "actor.mini_batch_size=64")
     alone = project.run("-m", "trainer", "config", "algorithm.advantage=centered", *sizes)

@@ -49,8 +49,8 @@ class Estimator(Row):
     """An advantage estimator in `trainer/algorithms/advantages/`.
 
     `estimate(sampled, **parameters)` returns the advantages; its parameters are settings of the section `algorithm`.
-    `verl` lists verl's names for it. With `compares_groups`, a response is compared with others to the same prompt;
-    `smallest_group` is the least number of responses for which that works.
+    With `compares_groups`, a response is compared with others to the same prompt; `smallest_group` is the least number
+    of responses for which that works.
     """
 
     estimate: Callable[..., Advantages]
@@ -60,7 +60,6 @@ class Estimator(Row):
     needs_greedy_responses: bool = False
     needs_squared_probabilities: bool = False
     needs_components: bool = False
-    verl: tuple[str, ...]
 
 
 class TokenLoss(NamedTuple):
@@ -75,7 +74,7 @@ class PolicyLoss(Row):
     """A policy loss in `trainer/algorithms/policy_losses/`.
 
     `loss(log_probs, old_log_probs, advantages, mask, **parameters)` returns a `TokenLoss`; every tensor is
-    [rows, tokens]. Its parameters are settings of the section `actor`. `verl` lists verl's names for it.
+    [rows, tokens]. Its parameters are settings of the section `actor`.
 
     Without `uses_ratio`, the loss is that of a policy that learns from its own samples. `aggregation` replaces
     `actor.loss_aggregation` for a loss that is defined for one aggregation only. With `sequence_level`, every token has
@@ -88,7 +87,6 @@ class PolicyLoss(Row):
     aggregation: Aggregation | None = None
     sequence_level: bool = False
     per_micro_batch: bool = False
-    verl: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +94,13 @@ class Correction(Row):
     """A correction in `trainer/algorithms/corrections/`.
 
     `weights(ratio, mask, **parameters)` returns the weight of each token's loss, [rows, tokens]. Its parameters are
-    settings of the section `algorithm`. `verl` lists verl's names for it. With `sequence_level`, all tokens of a
-    response have the same weight. Inside its bounds a weight is the ratio of the token or the response; with
-    `masks_only` it is 1.
+    settings of the section `algorithm`. With `sequence_level`, all tokens of a response have the same weight. Inside its
+    bounds a weight is the ratio of the token or the response; with `masks_only` it is 1.
     """
 
     weights: Callable[..., Tensor]
     sequence_level: bool = False
     masks_only: bool = False
-    verl: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,5 +34,4 @@ ROW = Estimator(
             description="gae: shift and scale advantages to mean 0 and variance 1 over the batch",
         ),
     },
-    verl=("gae",),
 )

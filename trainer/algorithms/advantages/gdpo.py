@@ -68,5 +68,4 @@ ROW = Estimator(
             type=list[float], default=[], description="gdpo: a weight for each component; 1 each when not given"
         ),
     },
-    verl=("gdpo",),
 )

@@ -27,4 +27,4 @@ def _estimate(sampled: Sampled) -> Advantages:
     return Advantages(gpg(sampled.rewards, sampled.mask, sampled.groups))
 
 
-ROW = Estimator(name="gpg", estimate=_estimate, compares_groups=True, verl=("gpg",))
+ROW = Estimator(name="gpg", estimate=_estimate, compares_groups=True)

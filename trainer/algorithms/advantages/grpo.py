@@ -52,5 +52,4 @@ ROW = Estimator(
     estimate=_estimate,
     compares_groups=True,
     parameters={"divide_by_std": DIVIDE_BY_STD},
-    verl=("grpo", "grpo_vectorized"),
 )

@@ -40,5 +40,4 @@ ROW = Estimator(
     compares_groups=True,
     smallest_group=2,
     parameters={"divide_by_std": DIVIDE_BY_STD},
-    verl=("grpo_passk",),
 )

@@ -28,4 +28,4 @@ def _estimate(sampled: Sampled) -> Advantages:
     return Advantages(opo(sampled.rewards, sampled.mask, sampled.groups))
 
 
-ROW = Estimator(name="opo", estimate=_estimate, compares_groups=True, verl=("opo",))
+ROW = Estimator(name="opo", estimate=_estimate, compares_groups=True)

@@ -94,5 +94,4 @@ ROW = Estimator(
             description="optimal_token_baseline: no baseline where only the longest response of a group is left",
         )
     },
-    verl=("optimal_token_baseline",),
 )

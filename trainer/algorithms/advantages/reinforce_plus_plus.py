@@ -31,6 +31,4 @@ def _estimate(sampled: Sampled, gamma: float) -> Advantages:
     return Advantages(reinforce_plus_plus(sampled.rewards, sampled.mask, gamma))
 
 
-ROW = Estimator(
-    name="reinforce_plus_plus", estimate=_estimate, parameters={"gamma": GAMMA}, verl=("reinforce_plus_plus",)
-)
+ROW = Estimator(name="reinforce_plus_plus", estimate=_estimate, parameters={"gamma": GAMMA})

@@ -30,5 +30,4 @@ ROW = Estimator(
     name="reinforce_plus_plus_baseline",
     estimate=_estimate,
     compares_groups=True,
-    verl=("reinforce_plus_plus_baseline",),
 )

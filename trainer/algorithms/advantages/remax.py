@@ -32,4 +32,4 @@ def _estimate(sampled: Sampled) -> Advantages:
     return Advantages(remax(sampled.rewards, sampled.mask, sampled.greedy_scores))
 
 
-ROW = Estimator(name="remax", estimate=_estimate, needs_greedy_responses=True, verl=("remax",))
+ROW = Estimator(name="remax", estimate=_estimate, needs_greedy_responses=True)

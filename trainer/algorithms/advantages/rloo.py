@@ -30,4 +30,4 @@ def _estimate(sampled: Sampled) -> Advantages:
     return Advantages(rloo(sampled.rewards, sampled.mask, sampled.groups))
 
 
-ROW = Estimator(name="rloo", estimate=_estimate, compares_groups=True, verl=("rloo", "rloo_vectorized"))
+ROW = Estimator(name="rloo", estimate=_estimate, compares_groups=True)

@@ -31,5 +31,4 @@ ROW = Correction(
     weights=sequence_tis,
     parameters={"correction_high": HIGH},
     sequence_level=True,
-    verl=("sequence",),
 )

@@ -26,6 +26,4 @@ def truncated_importance_sampling(ratio: Tensor, mask: Tensor, correction_high: 
     return ratio.clamp(max=correction_high).where(mask, 0.0)
 
 
-ROW = Correction(
-    name="tis", weights=truncated_importance_sampling, parameters={"correction_high": HIGH}, verl=("token", "true")
-)
+ROW = Correction(name="tis", weights=truncated_importance_sampling, parameters={"correction_high": HIGH})

@@ -32,4 +32,4 @@ def cispo(
     return TokenLoss(-weight * advantages * log_probs, weight != ratio)
 
 
-ROW = PolicyLoss(name="cispo", loss=cispo, parameters=RANGE, verl=("cispo",))
+ROW = PolicyLoss(name="cispo", loss=cispo, parameters=RANGE)

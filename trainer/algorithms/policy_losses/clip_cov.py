@@ -63,5 +63,4 @@ ROW = PolicyLoss(
         "clip_cov_high": Parameter(type=float, default=5.0, description="clip_cov: upper bound of their covariance"),
     },
     per_micro_batch=True,
-    verl=("clip_cov",),
 )

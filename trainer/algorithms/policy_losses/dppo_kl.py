@@ -39,4 +39,4 @@ def dppo_kl(
     return inside_trust_region(log_probs, old_log_probs, advantages, inside, clip_dual)
 
 
-ROW = PolicyLoss(name="dppo_kl", loss=dppo_kl, parameters={**RANGE, "clip_dual": DUAL}, verl=("dppo_kl",))
+ROW = PolicyLoss(name="dppo_kl", loss=dppo_kl, parameters={**RANGE, "clip_dual": DUAL})

@@ -37,4 +37,4 @@ def dppo_tv(
     return inside_trust_region(log_probs, old_log_probs, advantages, inside, clip_dual)
 
 
-ROW = PolicyLoss(name="dppo_tv", loss=dppo_tv, parameters={**RANGE, "clip_dual": DUAL}, verl=("dppo_tv",))
+ROW = PolicyLoss(name="dppo_tv", loss=dppo_tv, parameters={**RANGE, "clip_dual": DUAL})

@@ -30,5 +30,4 @@ ROW = PolicyLoss(
             type=float, default=1.0, description="dro: weight of the squared log-ratio", constraints={"gt": 0}
         )
     },
-    verl=("dro",),
 )

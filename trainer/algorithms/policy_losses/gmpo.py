@@ -47,5 +47,4 @@ ROW = PolicyLoss(
     parameters=RANGE,
     aggregation="seq-mean-token-mean",
     sequence_level=True,
-    verl=("geo_mean",),
 )

@@ -20,4 +20,4 @@ def gpg(log_probs: Tensor, _old_log_probs: Tensor, advantages: Tensor, mask: Ten
     return TokenLoss(-advantages * log_probs, mask.new_zeros(mask.shape))
 
 
-ROW = PolicyLoss(name="gpg", loss=gpg, uses_ratio=False, verl=("gpg",))
+ROW = PolicyLoss(name="gpg", loss=gpg, uses_ratio=False)

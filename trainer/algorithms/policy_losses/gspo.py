@@ -40,4 +40,4 @@ def gspo(
     return clipped_surrogate(ratio, advantages, *bounds(clip_ratio, clip_ratio_low, clip_ratio_high), dual=None)
 
 
-ROW = PolicyLoss(name="gspo", loss=gspo, parameters=RANGE, verl=("gspo",))
+ROW = PolicyLoss(name="gspo", loss=gspo, parameters=RANGE)

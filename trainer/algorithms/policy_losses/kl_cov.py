@@ -54,5 +54,4 @@ ROW = PolicyLoss(
         ),
     },
     per_micro_batch=True,
-    verl=("kl_cov",),
 )

@@ -38,4 +38,4 @@ def ppo(
     return clipped_surrogate(ratio, advantages, *bounds(clip_ratio, clip_ratio_low, clip_ratio_high), clip_dual)
 
 
-ROW = PolicyLoss(name="ppo", loss=ppo, parameters={**RANGE, "clip_dual": DUAL}, verl=("vanilla", "ppo"))
+ROW = PolicyLoss(name="ppo", loss=ppo, parameters={**RANGE, "clip_dual": DUAL})

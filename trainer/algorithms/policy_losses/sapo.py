@@ -52,5 +52,4 @@ ROW = PolicyLoss(
         ),
     },
     aggregation="seq-mean-token-mean",
-    verl=("sapo",),
 )

@@ -1,6 +1,6 @@
 """Keys of verl's section `algorithm`."""
 
-from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
+from trainer.algorithms.registry import ESTIMATORS
 from trainer.compat.verl.rules import (
     KL_KINDS,
     Given,
@@ -23,7 +23,8 @@ from trainer.compat.verl.sections import reward
 from trainer.compat.verl.subsections import rollout_correction
 from trainer.errors import ConfigError
 
-_ESTIMATORS = {name: row.name for row in ESTIMATORS.values() for name in row.verl}
+_ESTIMATORS = {name: name for name in ESTIMATORS} | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+_CORRECTIONS = {"token": "tis", "true": "tis", "sequence": "sequence_tis"}
 _METRIC = "algorithm.filter_groups.metric"
 _METRICS = ("acc", "score", "reward", "seq_reward", "seq_final_reward", "null", "none")
 
@@ -126,8 +127,7 @@ def of_resampling(key: str, _value: Value, given: Given) -> Translation:
 def rollout_is(key: str, value: Value, given: Given) -> Translation:
     if word(value) in ("null", "none", "false"):
         return Translation({})
-    names = {name: row.name for row in CORRECTIONS.values() for name in row.verl} | {"true": "tis"}
-    return mapped(names, "algorithm.correction")(key, value, given)
+    return mapped(_CORRECTIONS, "algorithm.correction")(key, value, given)
 
 
 RULES: dict[str, Rule] = {

@@ -24,7 +24,7 @@ from trainer.compat.verl.shared import ACTOR, AGGREGATIONS
 from trainer.compat.verl.subsections.rollout_correction import bypass_loss
 from trainer.errors import ConfigError
 
-LOSSES = {name: row.name for row in POLICY_LOSSES.values() for name in row.verl}
+LOSSES = {name: name for name in POLICY_LOSSES} | {"vanilla": "ppo", "geo_mean": "gmpo"}
 _LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 _CLIP_BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 _CLIP_DEFAULT = 0.2
