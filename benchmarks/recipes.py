@@ -22,12 +22,11 @@ import yaml
 
 from benchmarks.recipe_commands import Command, ScriptEndedError, UnsetVariableError, training_commands
 from trainer.compat.settings import hydra_files, load_config
-from trainer.compat.verl.translate import UnusableSettingsError
 from trainer.config.hydra import flattened
 from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, UnusableSettingsError
 from trainer.main_ppo import command_of, preset_of
 
 PLAIN = "FSDP, vLLM, text"

@@ -1,6 +1,7 @@
 """The trainer's errors. A message says what failed and where; the command line prints it without a traceback."""
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,15 @@ class ConfigError(TrainerError):
     """A setting is unknown, has the wrong type, or contradicts another."""
 
     exit_code = 2
+
+
+class UnusableSettingsError(ConfigError):
+    """Several settings that cannot be used."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        lines = [f"\n  {problem}" + (f" ({problem.hint})" if problem.hint else "") for problem in problems]
+        super().__init__(f"{len(problems)} settings cannot be used:" + "".join(lines))
+        self.problems = problems
 
 
 class LostRunError(ConfigError):

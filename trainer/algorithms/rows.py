@@ -94,7 +94,7 @@ class Correction(Row):
     """A correction in `trainer/algorithms/corrections/`.
 
     `weights(ratio, mask, **parameters)` returns the weight of each token's loss, [rows, tokens]. Its parameters are
-    settings of the section `algorithm`. With `sequence_level`, all tokens of a response have the same weight. Inside its
+    settings of the section `algorithm`. With `sequence_level`, all tokens of a response share a weight. Inside its
     bounds a weight is the ratio of the token or the response; with `masks_only` it is 1.
     """
 

@@ -6,7 +6,7 @@ accepted with a note; a value that asks for a missing feature is refused.
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,7 +29,7 @@ from trainer.compat.verl.sections import (
     trainer,
 )
 from trainer.config.hydra import interpolated
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, UnusableSettingsError
 
 # Exact keys are tried first, then patterns in this order. A pattern stands only for keys that verl leaves open.
 RULES: dict[str, Rule] = {
@@ -105,15 +105,6 @@ def translate(
     if problems:
         raise problems[0] if len(problems) == 1 else UnusableSettingsError(problems)
     return inherited | settings | computed, notes
-
-
-class UnusableSettingsError(ConfigError):
-    """Several settings that cannot be used."""
-
-    def __init__(self, problems: Sequence[ConfigError]) -> None:
-        lines = [f"\n  {problem}" + (f" ({problem.hint})" if problem.hint else "") for problem in problems]
-        super().__init__(f"{len(problems)} settings cannot be used:" + "".join(lines))
-        self.problems = problems
 
 
 def _is_default(key: str, value: Value, given: Given, dialect: Dialect) -> bool:
