@@ -309,7 +309,8 @@ def _explain(error: ValidationError, given: Mapping[str, Any], known: Mapping[st
         key = next((name for name in known if key == name or key.startswith(f"{name}.")), key)
         value = f"{key}={_shown(given[key])}" if key in given else key
         reason = f"expected {known[key].expected}" if key in known else detail["msg"].removeprefix("Value error, ")
-        problems.setdefault(key, f"{value}: {reason}" if value else reason)
+        names_itself = not value or reason.startswith(f"{key}.")  # a rule between settings of one section
+        problems.setdefault(key, reason if names_itself else f"{value}: {reason}")
         if detail["type"] == "literal_error":
             near = difflib.get_close_matches(str(detail["input"]), known[key].choices, n=1)
             nearest += [f"did you mean {name}?" for name in near]

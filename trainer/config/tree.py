@@ -167,35 +167,43 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
-        algorithm, buffer, longest = self.algorithm, self.reward.overlong_buffer, self.data.max_response_length
-        bounds = algorithm.model_dump(include={"correction_low", "correction_high"})
-        if bounds["correction_low"] >= bounds["correction_high"]:
-            raise ValueError("algorithm.correction_low is not below algorithm.correction_high")
-        older = self.trainer.mode != "synchronous" and algorithm.old_log_probs == "trainer"
-        if older and "correction" not in algorithm.model_fields_set:
-            raise ValueError(
-                f"trainer.mode={self.trainer.mode} learns from an older policy: set algorithm.correction, or "
-                "algorithm.correction=none to go without"
-            )
-        quantised = self.rollout.quantization is not None and algorithm.old_log_probs == "trainer"
-        if quantised and "correction" not in algorithm.model_fields_set:
-            raise ValueError(
-                f"rollout.quantization={self.rollout.quantization} samples from another policy than the actor's: set "
-                "algorithm.correction, or algorithm.correction=none to go without"
-            )
+    def _samples_of_another_policy_are_corrected(self) -> Self:
+        if self.algorithm.old_log_probs == "engine" or "correction" in self.algorithm.model_fields_set:
+            return self
+        cause = ""
+        if self.trainer.mode != "synchronous":
+            cause = f"trainer.mode={self.trainer.mode} learns from an older policy"
+        elif self.rollout.quantization is not None:
+            cause = f"rollout.quantization={self.rollout.quantization} samples from another policy than the actor's"
+        if cause:
+            raise ValueError(f"{cause}: set algorithm.correction, or algorithm.correction=none to go without")
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_can_be_verified(self) -> Self:
         for name, section in (("rollout", self.rollout), ("validation", self.validation)):
             if self.rollout.speculative_tokens and section.min_p:
                 raise ValueError(f"rollout.speculative_tokens does not support {name}.min_p, because vLLM does not")
-        batchwise = algorithm.dynamic_sampling or algorithm.estimator.needs_greedy_responses
-        if self.trainer.mode == "asynchronous" and self.rollout.stop:
+        return self
+
+    @model_validator(mode="after")
+    def _segments_need_no_whole_batches(self) -> Self:
+        if self.trainer.mode != "asynchronous":
+            return self
+        if self.rollout.stop:
             raise ValueError(
                 "trainer.mode=asynchronous does not support rollout.stop: a stop text may lie on both sides of a "
                 "segment's end"
             )
-        if self.trainer.mode == "asynchronous" and batchwise:
+        algorithm = self.algorithm
+        if algorithm.dynamic_sampling or algorithm.estimator.needs_greedy_responses:
             name = "dynamic_sampling" if algorithm.dynamic_sampling else f"advantage={algorithm.advantage}"
             raise ValueError(f"trainer.mode=asynchronous does not support algorithm.{name}, which needs whole batches")
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_have_an_effect(self) -> Self:
+        algorithm, buffer, longest = self.algorithm, self.reward.overlong_buffer, self.data.max_response_length
         if buffer > longest:
             raise ValueError(f"reward.overlong_buffer={buffer} exceeds data.max_response_length={longest}")
         if algorithm.estimator.needs_components and (algorithm.kl_coefficient > 0 or buffer > 0):
@@ -204,10 +212,12 @@ class Config(RunConfig):
                 f"{name} has no effect with algorithm.advantage={algorithm.advantage}, which reads the components of "
                 f"the reward alone: set {name}=0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_a_critic_to_warm_up(self) -> Self:
         if self.trainer.critic_warmup and not self.needs_critic:
-            raise ValueError(f"trainer.critic_warmup: algorithm.advantage={algorithm.advantage} has no critic")
-        if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:
-            raise ValueError("algorithm.kl_control=adaptive needs an algorithm.kl_coefficient above 0 to start from")
+            raise ValueError(f"trainer.critic_warmup: algorithm.advantage={self.algorithm.advantage} has no critic")
         return self
 
     @model_validator(mode="after")
@@ -258,8 +268,6 @@ class Config(RunConfig):
     @model_validator(mode="after")
     def _the_gap_to_the_engines_is_corrected_once(self) -> Self:
         algorithm = self.algorithm
-        if algorithm.correction_normalize and algorithm.correction == "none":
-            raise ValueError("algorithm.correction_normalize has nothing to normalize: set algorithm.correction")
         if algorithm.old_log_probs == "trainer":
             return self
         if algorithm.correction != "none" and POLICY_LOSSES[self.actor.policy_loss].uses_ratio:

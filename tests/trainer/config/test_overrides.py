@@ -304,3 +304,9 @@ def test_a_setting_that_is_a_mapping_keeps_its_keys(tmp_path: Path) -> None:
     added = load_config([str(mine)], ["reward.sources.other=gsm8k"])[0].reward.sources
     assert added == {"a/b.c": "math", "other": "gsm8k"}
     assert load_config([str(mine)], ["reward.sources={d: math}"])[0].reward.sources == {"d": "math"}
+
+
+def test_rules_between_settings_of_a_section_do_not_name_it_twice() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides(["algorithm.correction_low=3", "algorithm.correction_high=2"])
+    assert str(caught.value) == "algorithm.correction_low is not below algorithm.correction_high"

@@ -110,6 +110,21 @@ class AlgorithmConfig(Section):
             raise ValueError(f"{len(weights)} algorithm.component_weights for {len(names)} algorithm.reward_components")
         return self
 
+    @model_validator(mode="after")
+    def _corrections_have_an_effect(self) -> Self:
+        bounds = self.model_dump(include={"correction_low", "correction_high"})  # settings of rows, no attributes here
+        if bounds["correction_low"] >= bounds["correction_high"]:
+            raise ValueError("algorithm.correction_low is not below algorithm.correction_high")
+        if self.correction_normalize and self.correction == "none":
+            raise ValueError("algorithm.correction_normalize has nothing to normalize: set algorithm.correction")
+        return self
+
+    @model_validator(mode="after")
+    def _an_adaptive_coefficient_starts_above_zero(self) -> Self:
+        if self.kl_control == "adaptive" and self.kl_coefficient == 0:
+            raise ValueError("algorithm.kl_control=adaptive needs an algorithm.kl_coefficient above 0 to start from")
+        return self
+
     @property
     def off_policy(self) -> OffPolicyCorrection:
         """Weights and rejection for the gap between engine and trainer."""
