@@ -85,6 +85,10 @@ class RegistryError(BuildkitError):
     exit_code = 20
 
 
+class UnreachableError(RegistryError):
+    """The registry did not answer, or lets us not in. What it holds was not judged."""
+
+
 class InventoryError(BuildkitError):
     exit_code = 21
 
