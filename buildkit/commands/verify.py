@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from buildkit.commands.options import AsJson, BaseChoice, Project, RegistryCa, VariantName, emit, errors, open_matrix
-from buildkit.errors import PlanError, TrustError, UsageError
+from buildkit.errors import PlanError, TrustError, UsageError, printable
 from buildkit.images.reproduce import Difference, verify_image
 from buildkit.publishing.check import VerificationReport, check_published
 from buildkit.publishing.rebuild import check_rebuild
@@ -135,6 +135,6 @@ def verify_published(
 def show(report: VerificationReport, reference: Reference) -> None:
     for check in report.checks:
         mark = "[green]ok[/]  " if check.passed else "[bold red]FAIL[/]"
-        errors.print(f"{mark} {check.name:15} {escape(check.detail)}")
+        errors.print(f"{mark} {check.name:15} {escape(printable(check.detail))}")
     if report.passed:
         sys.stdout.write(f"{reference.name}@{report.digest}\n")
