@@ -32,7 +32,8 @@ def copy_data(folder: Path) -> None:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, target)
-    source = {"revision": git("rev-parse", "HEAD"), "date": git("log", "-1", "--format=%ct")}
+    changed = "-dirty" if git("status", "--porcelain") else ""
+    source = {"revision": git("rev-parse", "HEAD") + changed, "date": git("log", "-1", "--format=%ct")}
     (folder / "source.json").write_text(json.dumps(source) + "\n")
 
 

@@ -33,8 +33,13 @@ class BuildkitError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(printable(message))
+        self.hint = printable(hint)
+
+
+def printable(text: str) -> str:
+    """The text without what controls a terminal: servers and files that we quote may be anybody's."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
 
 
 class UsageError(BuildkitError):
@@ -83,6 +88,10 @@ class PlanError(BuildkitError):
 
 class RegistryError(BuildkitError):
     exit_code = 20
+
+
+class UnreachableError(RegistryError):
+    """The registry did not answer, or lets us not in. What it holds was not judged."""
 
 
 class InventoryError(BuildkitError):

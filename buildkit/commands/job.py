@@ -10,10 +10,10 @@ from buildkit.commands.options import parse_size
 from buildkit.errors import UsageError
 from buildkit.host.machine import FABRICS, Machine, read_machine
 from buildkit.images.build import cache_folder
-from buildkit.recipe.lock_file import find_lock
+from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.running.engine import ContainerEngine
-from buildkit.running.flags import RESULTS, RunRequest, assume, caller
+from buildkit.running.flags import RESULTS, RunRequest, assume, caller, checked_user
 from buildkit.warming.cache import PLACE, key_here, refuse_other_lock, refuse_other_machine
 from buildkit.warming.source import Source, open_cache
 
@@ -24,7 +24,7 @@ DataFolder = Annotated[Path | None, typer.Option("--data", help="Folder with inp
 OutputFolder = Annotated[Path | None, typer.Option("--output", help="Folder for results, mounted at /runs.")]
 Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="Set NAME=VALUE on every node. Repeatable.")]
 JobName = Annotated[str | None, typer.Option("--name", help="Job name. Containers are named NAME-node0, NAME-node1, …")]
-User = Annotated[str | None, typer.Option("--user", "-u", help="uid:gid inside the container. Default: yours.")]
+User = Annotated[str | None, typer.Option("--user", "-u", help="UID[:GID] inside the container. Default: yours.")]
 Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs per node, if the job runs on other machines.")]
 Memory = Annotated[
     str | None, typer.Option("--memory", help="RAM per node, like 2t, if the job runs on other machines.")
@@ -50,7 +50,7 @@ def make_request(
         nodes=nodes,
         volumes=tuple(volumes),
         environment=tuple(env or ()),
-        user=user or caller(),
+        user=checked_user(user) if user is not None else caller(),
         gpus=gpus,
         debug=chosen.debug,
         name=name or default_name,
@@ -70,7 +70,7 @@ def warm_folder(
     Raises `WarmCacheError` if it does not fit. Elsewhere, `launch` compares GPUs and driver; here, this function does.
     """
     found = engine.find(image) if engine else None
-    lock = found.labels.get("dev.slipway.lock", "") if found else f"sha256:{find_lock(matrix, chosen).digest}"
+    lock = found.labels.get("dev.slipway.lock", "") if found else f"sha256:{read_lock(matrix, chosen).digest}"
     here = key_here(lock, chosen.target, machine)
     cache, folder = open_cache(source, cache_folder() / "warm", chosen.target, here)
     refuse_other_lock(cache, lock)

@@ -11,23 +11,33 @@ from buildkit.commands.options import (
     BaseChoice,
     Project,
     RegistryCa,
-    TargetName,
     VariantName,
     emit,
     errors,
     open_matrix,
 )
 from buildkit.errors import UsageError
+from buildkit.host.accelerators import ACCELERATORS
 from buildkit.publishing import provenance
 from buildkit.publishing.check import ATTACHMENTS
-from buildkit.publishing.publish import ReleaseRequest, check_access, publish_image, tags_for
+from buildkit.publishing.publish import ReleaseRequest, check_access, publish_images, tags_for
+from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.registry.reference import parse_reference
 from buildkit.registry.signature import Signer
 from buildkit.running.engine import Docker
 
 
 def publish(
-    target: TargetName,
+    target: Annotated[
+        list[str],
+        typer.Option(
+            "--target",
+            "-t",
+            metavar="TARGET[:VARIANT]",
+            help=f"{', '.join(ACCELERATORS)}, or all of them: `all`. Repeatable; several are one release, and none "
+            "is public before the last one is signed.",
+        ),
+    ],
     registry: Annotated[
         str, typer.Option(envvar="SLIPWAY_REGISTRY", help="HOST[:PORT]/REPOSITORY; http:// before it for a plain one.")
     ],
@@ -55,7 +65,7 @@ def publish(
         list[str] | None, typer.Argument(help="Passed on to pytest for the smoke tests, after `--`.")
     ] = None,
 ) -> None:
-    """Build, test, push, pull back and test, attach, sign, check and promote an image; run again to finish."""
+    """Build, test, push, pull back and test, attach, sign, check and promote images; run again to finish."""
     if bool(key) == keyless:
         raise UsageError(
             "it is not said how to sign" if not key else "a key and keyless exclude each other",
@@ -65,27 +75,49 @@ def publish(
     if repository.tag or repository.digest:
         raise UsageError(f"--registry {registry} names a tag", f"tags are made here: write {repository.name}")
     matrix = open_matrix(project)
-    request = ReleaseRequest(
-        matrix,
-        matrix.variant(target, variant),
-        repository,
-        Signer(key or ""),
-        registry_ca,
-        base,
-        compression,
-        tuple(pytest_arguments or ()),
-    )
+    requests = [
+        ReleaseRequest(
+            matrix,
+            chosen,
+            repository,
+            Signer(key or ""),
+            registry_ca,
+            base,
+            compression,
+            tuple(pytest_arguments or ()),
+        )
+        for chosen in chosen_variants(matrix, target, variant)
+    ]
     if dry_run:
-        emit(describe(request))
+        emit_each([describe(request) for request in requests])
         return
-    check_access(request)
-    publication = publish_image(request, Docker())
+    check_access(requests[0])
+    publications = publish_images(requests, Docker())
     if as_json:
-        emit(asdict(publication))
+        emit_each([asdict(publication) for publication in publications])
         return
-    errors.print(f"published in {publication.seconds:.0f} s: {publication.repository}@{publication.digest}")
-    for tag in publication.tags:
-        sys.stdout.write(f"{publication.repository}:{tag}\n")
+    for publication in publications:
+        errors.print(f"published in {publication.seconds:.0f} s: {publication.repository}@{publication.digest}")
+        for tag in publication.tags:
+            sys.stdout.write(f"{publication.repository}:{tag}\n")
+
+
+def chosen_variants(matrix: Matrix, names: list[str], variant: str | None) -> list[Variant]:
+    """The variants that `--target` and `--variant` name, each once. Raises `UsageError`."""
+    if names == ["all"]:
+        names = list(matrix.targets)
+    if variant and (len(names) > 1 or ":" in names[0]):
+        raise UsageError(
+            "--variant belongs to one --target", "write --target TARGET:VARIANT for each image of the release"
+        )
+    parts = [name.partition(":") for name in names]
+    chosen = [matrix.variant(target, variant or named or None) for target, _, named in parts]
+    return list({entry.identifier: entry for entry in chosen}.values())
+
+
+def emit_each(documents: list[dict[str, Any]]) -> None:
+    """One document for one image, and a list for several."""
+    emit(documents[0] if len(documents) == 1 else documents)
 
 
 def describe(request: ReleaseRequest) -> dict[str, Any]:

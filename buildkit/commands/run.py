@@ -40,16 +40,17 @@ from buildkit.commands.options import (
 )
 from buildkit.errors import UsageError
 from buildkit.host.accelerators import Flag
-from buildkit.host.machine import Machine
+from buildkit.host.machine import Machine, read_machine
 from buildkit.recipe.matrix import Matrix
 from buildkit.running.engine import ENGINES, Docker, open_engine
-from buildkit.running.flags import RunRequest, container_flags, new_job_name
+from buildkit.running.flags import RunRequest, caller, container_flags, new_job_name, refuse_absent_gpus
 from buildkit.running.formats import TEMPLATED, TEXTS, apptainer_flags, enroot_flags, podman_flags
 from buildkit.running.nodes import dry_run as preview
 from buildkit.running.nodes import run_nodes
 from buildkit.running.slurm import slurm_text
 from buildkit.warming.source import Source
 
+AS_CALLER = ("apptainer", "enroot", "slurm")  # formats without a user of their own
 FORMATS = (*TEXTS, *TEMPLATED, "slurm")
 
 
@@ -98,6 +99,8 @@ def run(
     request = make_request(
         chosen, image, command, nodes, volume, data, output, env, user, name, gpus, default,
     )  # fmt: skip
+    if shown in AS_CALLER and request.user != caller():
+        raise UsageError(f"--user {request.user}: {shown} runs as the user who starts it", "leave out --user")
     machine = make_machine(request, gpus, memory, fabric)
     opened = None if described else open_engine(engine)
     if warm:
@@ -106,6 +109,7 @@ def run(
             warm_folder(Source(warm, warm_key or "", registry_ca), matrix, chosen, request.image, machine, opened),
         )
     if opened:
+        refuse_absent_gpus(request, read_machine())
         raise typer.Exit(run_nodes(opened, request, machine))
     if dry_run and not shown:
         sys.stdout.write(preview(ENGINES.get(engine, Docker), request, machine))

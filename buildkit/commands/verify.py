@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from buildkit.commands.options import AsJson, BaseChoice, Project, RegistryCa, VariantName, emit, errors, open_matrix
-from buildkit.errors import PlanError, TrustError, UsageError
+from buildkit.errors import PlanError, TrustError, UsageError, printable
 from buildkit.images.reproduce import Difference, verify_image
 from buildkit.publishing.check import VerificationReport, check_published
 from buildkit.publishing.rebuild import check_rebuild
@@ -24,7 +24,13 @@ from buildkit.supply.base import shown
 
 def verify(
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Build this target's image twice and compare the bytes.")
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Build this target's image twice and compare the bytes. Published: what the image must be. "
+            "Default: what its tag says.",
+        ),
     ] = None,
     variant: VariantName = None,
     base: BaseChoice = "auto",
@@ -57,13 +63,16 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Verify an image: `--target` builds it twice and compares the bytes, `--published` checks one in a registry."""
-    if bool(target) == bool(published):
-        raise UsageError("verify needs either --target or --published", "for example `buildkit verify --target cpu`")
+    if not (target or published):
+        raise UsageError("verify needs --target or --published", "for example `buildkit verify --target cpu`")
+    if variant and not target:
+        raise UsageError("--variant needs --target", f"for example --target cpu --variant {variant}")
     if published:
         trust = Trust(key or "", certificate_identity or "", certificate_oidc_issuer or "")
         source = open_matrix(project).root if rebuild else None
         oldest = newer_than.replace(tzinfo=UTC) if newer_than else None
-        verify_published(published, trust, registry_ca, quick, as_json, source, oldest)
+        published_as = f"{target}-{variant}" if variant else target or ""
+        verify_published(published, trust, registry_ca, quick, as_json, source, oldest, published_as)
         return
     if newer_than or rebuild:
         raise UsageError(
@@ -97,6 +106,7 @@ def verify_published(
     as_json: bool,
     source: Path | None,
     newer_than: datetime | None,
+    published_as: str,
 ) -> None:
     """Checks a published image from outside: content, signature, bills of materials, provenance, lock.
 
@@ -108,7 +118,8 @@ def verify_published(
             f"{published} names no tag or digest", f"write {reference.name}:TAG or {reference.name}@sha256:…"
         )
     registry = Registry(reference, read_credentials(reference.host), registry_ca)
-    report = check_published(registry, reference.digest or reference.tag, trust, registry_ca, quick, newer_than)
+    name = reference.digest or reference.tag
+    report = check_published(registry, name, trust, registry_ca, quick, newer_than, published_as)
     if source and report.passed:
         rebuilt = check_rebuild(registry, report.digest, source, open_engine("docker"))
         report = replace(report, checks=(*report.checks, rebuilt))
@@ -124,6 +135,6 @@ def verify_published(
 def show(report: VerificationReport, reference: Reference) -> None:
     for check in report.checks:
         mark = "[green]ok[/]  " if check.passed else "[bold red]FAIL[/]"
-        errors.print(f"{mark} {check.name:15} {escape(check.detail)}")
+        errors.print(f"{mark} {check.name:15} {escape(printable(check.detail))}")
     if report.passed:
         sys.stdout.write(f"{reference.name}@{report.digest}\n")

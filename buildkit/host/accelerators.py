@@ -4,6 +4,7 @@ To add one, write a row in `ACCELERATORS` under the name of its target in `image
 /proc/driver/nvidia, the kernel's /sys/class/kfd (Documentation/ABI), NVIDIA's and AMD's guides for containers.
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,19 +13,29 @@ from buildkit.host.files import entries, found, read_text
 
 STACK = 2**26  # bytes, as in NVIDIA's and AMD's recipes
 TRACE = "SYS_PTRACE"
+KFD = "/dev/kfd"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One option of `docker run`; `value` is empty for a switch."""
+    """One option of `docker run`; `value` is empty for a switch.
+
+    With `shell`, the value is a shell's expression, for what only the machine knows on which the command will run.
+    """
 
     name: str
     value: str
     reason: str
+    shell: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:
         return (f"--{self.name}", self.value) if self.value else (f"--{self.name}",)
+
+    @property
+    def text(self) -> str:
+        """The option as a shell reads it."""
+        return f'--{self.name} "{self.value}"' if self.shell else shlex.join(self.words)
 
 
 @dataclass(frozen=True)
@@ -42,11 +53,14 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Devices:
-    """GPUs to hand into a container: their numbers, None for all; the DRM render nodes; the groups that own them."""
+    """GPUs to hand into a container: their numbers, None for all; the DRM render nodes; the groups that own them.
+
+    The groups are None if the GPUs are in another machine.
+    """
 
     chosen: tuple[int, ...] | None
     render_nodes: tuple[str, ...]
-    groups: tuple[int, ...]
+    groups: tuple[int, ...] | None
 
 
 def no_gpus(_root: Path) -> Gpus:
@@ -140,7 +154,7 @@ def amd_architectures(root: Path) -> Iterator[str]:
 
 def amd_flags(devices: Devices) -> list[Flag]:
     return [
-        Flag("device", "/dev/kfd", "ROCm's compute interface, one for all GPUs"),
+        Flag("device", KFD, "ROCm's compute interface, one for all GPUs"),
         *render_node_flags(devices),
         Flag("cap-add", TRACE, "processes of a node read each other's GPU buffers (IPC handles, CMA)"),
         Flag(
@@ -152,14 +166,16 @@ def amd_flags(devices: Devices) -> list[Flag]:
 
 def render_node_flags(devices: Devices) -> list[Flag]:
     """The GPUs as DRM devices, and the groups that own them."""
-    chosen = [devices.render_nodes[index] for index in devices.chosen] if devices.chosen else ["/dev/dri"]
-    return [
-        *(Flag("device", path, "the GPUs' render nodes") for path in chosen),
-        *(
-            Flag("group-add", str(gid), "owns the GPU devices here; the image may give the same name another number")
-            for gid in devices.groups
-        ),
+    known = dict(enumerate(devices.render_nodes))
+    paths = [known.get(index, f"/dev/dri/renderD{128 + index}") for index in devices.chosen or ()] or ["/dev/dri"]
+    groups = [
+        Flag("group-add", str(gid), "owns the GPU devices here; the image may give the same name another number")
+        for gid in devices.groups or ()
     ]
+    if devices.groups is None:
+        owner = Flag("group-add", f"$(stat -c %g {KFD})", "owns the GPU devices where the container runs", shell=True)
+        groups.append(owner)
+    return [*(Flag("device", path, "the GPUs' render nodes") for path in paths), *groups]
 
 
 # ---- the rows ----
@@ -197,7 +213,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             apptainer=Flag("rocm", "", "the GPUs' devices"),
             driver_module="amdgpu",
             render_nodes=True,
-            device_files=("/dev/kfd", "/dev/dri/renderD*"),
+            device_files=(KFD, "/dev/dri/renderD*"),
             assumed_architecture="gfx942",
             numa_balancing_hurts=True,
         ),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildkit.host.accelerators import ACCELERATORS, Accelerator, Gpus
+from buildkit.host.accelerators import ACCELERATORS, KFD, Accelerator, Gpus
 from buildkit.host.files import entries, found, read_text
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi", "run/cdi")
@@ -22,7 +22,8 @@ AMAZON = "0x1d0f"  # PCI vendor of the Elastic Fabric Adapter
 class Machine:
     """Facts of a host; what is absent is None, empty or 0.
 
-    `gpus` has an entry per target. `device_groups` are numbers, as a name may mean another group in a container.
+    `gpus` has an entry per target. `device_groups` are numbers, as a name may mean another group in a container; None
+    without AMD's devices.
     `memlock` is the hard limit in bytes, None for unlimited. `fabric` is one of FABRICS.
     """
 
@@ -31,7 +32,7 @@ class Machine:
     shm_bytes: int | None
     gpus: Mapping[str, Gpus]
     render_nodes: tuple[str, ...]
-    device_groups: tuple[int, ...]
+    device_groups: tuple[int, ...] | None
     fabric: str
     hcas: tuple[str, ...]
     rdma_devices: bool
@@ -104,14 +105,13 @@ def read_cgroup(root: Path) -> int | None:
     return 1 if (root / "sys/fs/cgroup/memory").is_dir() else None
 
 
-def read_device_groups(root: Path) -> tuple[int, ...]:
-    """The groups that own the GPU's device files; where there are none, those of the names that own them by custom."""
-    devices = [root / "dev/kfd", *(path for path in entries(root / "dev/dri") if path.name != "by-path")]
-    owners = [path.stat().st_gid for path in devices if path.exists()]
-    if not owners:
-        lines = [line.split(":") for line in read_text(root / "etc/group").splitlines()]
-        owners = [int(line[2]) for line in lines if len(line) > 2 and line[0] in ("render", "video")]
-    return tuple(sorted({gid for gid in owners if gid != 0}))
+def read_device_groups(root: Path) -> tuple[int, ...] | None:
+    """The groups that own the device files of AMD's GPUs. Numbers of another machine would say nothing about them."""
+    kfd = root / KFD.lstrip("/")
+    if not kfd.exists():
+        return None
+    devices = [kfd, *(path for path in entries(root / "dev/dri") if path.name != "by-path")]
+    return tuple(sorted({path.stat().st_gid for path in devices if path.exists()} - {0}))
 
 
 def read_fabric(root: Path) -> tuple[str, tuple[str, ...]]:

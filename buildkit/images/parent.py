@@ -10,7 +10,7 @@ from buildkit.recipe.lock import Lock, PackageChange, parse_changes
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version
 from buildkit.registry.client import Registry
-from buildkit.registry.content import read_object
+from buildkit.registry.content import read_config
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import parse_reference
 from buildkit.running.engine import ContainerEngine, full_name
@@ -57,13 +57,13 @@ def in_registry(name: str, ca: Path | None) -> tuple[str, Mapping[str, str]]:
     manifest = registry.manifest(image.digest or image.tag or "latest")
     if manifest is None:
         raise RegistryError(f"there is no image {name}", "check the name; an unpublished image has a staging tag only")
-    labels = read_object(registry.blob(manifest.config)).get("config", {}).get("Labels")
-    return str(image.at(manifest.descriptor.digest)), labels or {}
+    labels, _ = read_config(registry.blob(manifest.config))
+    return str(image.at(manifest.descriptor.digest)), labels
 
 
 def refuse_other(name: str, labels: Mapping[str, str], matrix: Matrix, variant: Variant, lock: Lock) -> None:
     own = variant.stock.identifier
-    if "dev.slipway.lock" not in labels:
+    if not {"dev.slipway.lock", "dev.slipway.base.provider"} <= set(labels):
         raise ExtensionError(f"{name} is no image of Slipway", "name one that `buildkit build` or `publish` made")
     if "dev.slipway.extension" in labels:
         raise ExtensionError(f"{name} is extended already", "name the image that it was made from")

@@ -1,6 +1,8 @@
 """Runs the container tests of `tests/` against an image."""
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,19 @@ from buildkit.running.nodes import TIMED_OUT
 
 TIERS = ("smoke", "cluster")
 CLEAN_UP = 30  # seconds in which interrupted tests remove their containers
+LABEL = "dev.slipway.test"  # of the tests' containers and networks; its value is the run's
+# The first signal ends the tests and removes what they started; another one must not end that, too.
+PYTEST = """
+import signal, sys, pytest
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+def interrupt(*_):
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+for number in SIGNALS:
+    signal.signal(number, interrupt)
+sys.exit(pytest.main())
+"""
 
 
 def choose_tiers(name: str) -> tuple[str, ...]:
@@ -31,23 +46,56 @@ def run_container_tests(
 ) -> int:
     """pytest's status. `output` is the file descriptor that gets its report, our own stdout when not given.
 
-    Tests that run for more than `limit` seconds are interrupted, and the status is `TIMED_OUT`.
+    Tests that run for more than `limit` seconds are interrupted, and the status is `TIMED_OUT`. However they end, their
+    containers and networks are removed.
     """
-    environment = {**os.environ, "SLIPWAY_TEST_IMAGE": image, "SLIPWAY_TEST_TARGET": target}
+    run = secrets.token_hex(8)
+    names = {"SLIPWAY_TEST_IMAGE": image, "SLIPWAY_TEST_TARGET": target, "SLIPWAY_TEST_RUN": run}
     folders = [str(root / "tests" / tier) for tier in tiers]
-    command = [sys.executable, "-m", "pytest", *folders, *arguments]
-    with subprocess.Popen(command, cwd=root, env=environment, stdout=output) as pytest:
-        return wait_or_interrupt(pytest, limit)
+    command = [sys.executable, "-c", PYTEST, *folders, *arguments]
+    try:
+        with subprocess.Popen(command, cwd=root, env={**os.environ, **names}, stdout=output) as pytest:
+            return wait_or_interrupt(pytest, limit)
+    finally:
+        remove_leftovers(f"{LABEL}={run}")
 
 
 def wait_or_interrupt(process: subprocess.Popen[bytes], limit: float | None) -> int:
-    """The process' status; `TIMED_OUT` if it was interrupted because it ran for more than `limit` seconds."""
+    """The process' status; `TIMED_OUT` if it was interrupted because it ran for more than `limit` seconds.
+
+    A signal to us interrupts it, too.
+    """
     try:
-        return process.wait(limit)
+        status = process.wait(limit)
+        return status if status >= 0 else 128 - status
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
+        return TIMED_OUT
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupts the process if it runs, and kills it if it then does not end."""
+    if process.poll() is not None:
+        return
     try:
+        process.send_signal(signal.SIGINT)
         process.wait(CLEAN_UP)
     except subprocess.TimeoutExpired:
+        pass
+    finally:
         process.kill()
-    return TIMED_OUT
+
+
+def remove_leftovers(label: str) -> None:
+    """Removes the containers and networks with a label; there are some if the tests were killed."""
+    docker = shutil.which("docker")
+    if docker is None:
+        return
+    for listing, removal in (
+        (["container", "ls", "--all"], ["container", "rm", "--force", "--volumes"]),
+        (["network", "ls"], ["network", "rm"]),
+    ):
+        command = [docker, *listing, "--quiet", "--filter", f"label={label}"]
+        if names := subprocess.run(command, capture_output=True, text=True, check=False).stdout.split():
+            subprocess.run([docker, *removal, *names], capture_output=True, check=False)

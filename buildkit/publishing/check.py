@@ -1,7 +1,8 @@
 """Verifies a published image with the registry and cosign alone: no engine, no checkout.
 
-The manifest and every blob must have their digests, the signature must cover the image and its attachments, both bills
-of materials must list exactly the packages in the layers, and labels, documents and provenance must name the same lock.
+The manifest and every blob must have their digests, the signature must cover the image and its attachments and give it
+the tag, both bills of materials must list exactly the packages in the layers, and labels, documents and provenance must
+name the same lock.
 """
 
 import json
@@ -11,12 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from buildkit.errors import BuildkitError, RegistryError, TrustError
+from buildkit.errors import BuildkitError, RegistryError, SignatureError, TrustError, UnreachableError
 from buildkit.publishing import dsse, provenance, sbom
 from buildkit.publishing.inventory import Inventory, apply_layer, read_inventory
 from buildkit.recipe.dockerfile import CHANGES
+from buildkit.recipe.project import UNCOMMITTED
 from buildkit.registry.client import Registry
-from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
+from buildkit.registry.content import INDEX, Descriptor, Manifest, read_config
 from buildkit.registry.contents import Listing, read_contents
 from buildkit.registry.signature import Trust, signed_annotations
 
@@ -27,6 +29,7 @@ ATTACHMENTS = {
     "spdx": (sbom.MEDIA_TYPES["spdx"], "dev.slipway.sbom.spdx"),
     "provenance": (dsse.MEDIA_TYPE, "dev.slipway.provenance"),
 }
+TAGS = "dev.slipway.tags"  # the signature's annotation with the image's public tags, separated by spaces
 LABELS = ("target", "variant", "lock", "extension")  # `dev.slipway.…`; /etc/slipway/image.json has the same values
 
 
@@ -80,14 +83,7 @@ def find_image(registry: Registry, name: str) -> PublishedImage:
         raise RegistryError(
             f"{registry.reference.name}: {name} is {kind}, not an image", "name one image by its digest"
         )
-    config = read_object(registry.blob(manifest.config))
-    try:
-        labels = dict((config.get("config") or {}).get("Labels") or {})
-        diff_ids = tuple(config["rootfs"]["diff_ids"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RegistryError(
-            f"{registry.reference.name}: the configuration of {name} is no image's", "name one image by its digest"
-        ) from error
+    labels, diff_ids = read_config(registry.blob(manifest.config))
     return PublishedImage(manifest, labels, diff_ids)
 
 
@@ -118,7 +114,7 @@ def fetch_attachment(registry: Registry, image: PublishedImage, artifact: Descri
     manifest = registry.manifest(artifact.digest)
     if manifest is None:
         raise TrustError(f"{artifact.digest} is listed, but the registry does not have it", "publish the image again")
-    if manifest.content.get("subject", {}).get("digest") != image.digest:
+    if manifest.subject != image.digest:
         raise TrustError(f"{artifact.digest} belongs to another image", "do not use this image")
     if len(manifest.layers) != 1:
         raise TrustError(f"{artifact.digest} has {len(manifest.layers)} layers, not one", "publish the image again")
@@ -132,13 +128,17 @@ def check_published(
     ca: Path | None = None,
     quick: bool = False,
     newer_than: datetime | None = None,
+    published_as: str = "",
 ) -> VerificationReport:
     """The result of every check. A failed check does not stop the later ones.
 
+    The image must have been published under `published_as`: a tag, and by default `name` if that is one.
     Layers are read only if the signature holds. `quick` asks whether they exist without reading them, and compares no
     bill of materials with them. An image with a commit before `newer_than` fails.
-    Raises `RegistryError` when the image is absent or the registry does not answer.
+    Raises `RegistryError` when the image is absent, `UnreachableError` when the registry does not answer,
+    `SignatureError` without cosign.
     """
+    published_as = published_as or ("" if name.startswith("sha256:") else name)
     image = find_image(registry, name)
     checks = [ImageCheck("manifest", True, f"{image.digest}, {len(image.manifest.layers)} layers")]
     signed: dict[str, str] = {}
@@ -165,6 +165,7 @@ def check_published(
 
     steps: dict[str, Callable[[], str]] = {
         "signature": signature,
+        **({"tag": lambda: check_tag(signed, published_as)} if published_as else {}),
         "layers": layers,
         "labels": lambda: check_labels(image),
         "sbom cyclonedx": lambda: check_sbom(image, attachment("cyclonedx")),
@@ -178,10 +179,24 @@ def check_published(
 
 
 def run_check(name: str, work: Callable[[], str]) -> ImageCheck:
+    """The result. Raises `SignatureError` and `UnreachableError`, which say nothing about the image."""
     try:
         return ImageCheck(name, True, work())
+    except (SignatureError, UnreachableError):
+        raise
     except BuildkitError as error:
         return ImageCheck(name, False, str(error))
+
+
+def check_tag(signed: Mapping[str, str], tag: str) -> str:
+    """Raises `TrustError` unless the signature's annotations give this tag to the image."""
+    if not signed:
+        raise TrustError("not compared, because there is no trusted signature", "do not use this image")
+    if TAGS not in signed:
+        raise TrustError("its signature names no tags", "verify its digest, or publish the image again")
+    if tag not in (tags := signed[TAGS].split()):
+        raise TrustError(f"it was published as {', '.join(tags)}, and not as {tag}", "do not use this image")
+    return f"published as {tag}"
 
 
 def check_existence(registry: Registry, image: PublishedImage) -> PublishedImage:
@@ -214,6 +229,9 @@ def check_labels(image: PublishedImage) -> str:
             f"its base is not the one of its lock: {changes}",
             "it was not made by `buildkit publish`: do not use this image",
         )
+    revision = image.labels.get("org.opencontainers.image.revision", "")
+    if revision.endswith(UNCOMMITTED):
+        raise TrustError(f"it was built with changes that {revision} does not have", "do not use this image")
     return f"{image.labels.get('org.opencontainers.image.title', 'untitled')}, lock {lock[:19]}"
 
 
@@ -257,9 +275,7 @@ def check_provenance(image: PublishedImage, content: bytes, trust: Trust) -> str
         if trust.key:
             dsse.check_signature(content, trust.key, provenance.PREDICATE)
         content, _ = dsse.open_envelope(content)
-    lock = image.labels.get("dev.slipway.lock", "")
-    revision = image.labels.get("org.opencontainers.image.revision", "")
-    return provenance.check_statement(content, image.digest, lock, revision)
+    return provenance.check_statement(content, image.digest, image.labels)
 
 
 def matching_signature(registry: Registry, image: PublishedImage, trust: Trust, ca: Path | None) -> dict[str, str]:

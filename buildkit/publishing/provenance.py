@@ -19,8 +19,7 @@ BUILD_TYPE = "https://slipway.dev/buildkit/publish/v1"
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """The inputs and times of a build. `changed`: the checkout had uncommitted changes. `lock` is `sha256:…`, and so is
-    `extension`, the digest of what a user added.
+    """The inputs and times of a build. `lock` is `sha256:…`, and so is `extension`, the digest of what a user added.
 
     `started` and `finished` are RFC 3339, `source_date` is in seconds since 1970.
     """
@@ -29,7 +28,6 @@ class BuildRecord:
     variant: str
     version: str
     revision: str
-    changed: bool
     lock: str
     lock_path: str
     base: str
@@ -74,9 +72,7 @@ def with_reference(source: str, reference: str) -> str:
 
 def statement(name: str, digest: str, record: BuildRecord, builder: Builder) -> dict[str, Any]:
     """The in-toto statement. `name` is the image's repository, `digest` that of its manifest."""
-    source: dict[str, Any] = {"uri": builder.source, "digest": {"gitCommit": record.revision}, "name": "source"}
-    if record.changed:
-        source["annotations"] = {"uncommittedChanges": True}
+    source = {"uri": builder.source, "digest": {"gitCommit": record.revision}, "name": "source"}
     metadata = {"invocationId": builder.invocation, "startedOn": record.started, "finishedOn": record.finished}
     algorithm, _, value = digest.partition(":")
     return {
@@ -126,18 +122,30 @@ def encode(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
-def check_statement(content: bytes, digest: str, lock: str, revision: str) -> str:
-    """A summary in one line. Raises `TrustError` unless the statement names this image, its lock and its commit."""
+def check_statement(content: bytes, digest: str, labels: Mapping[str, str]) -> str:
+    """A summary in one line.
+
+    Raises `TrustError` unless the statement is about the image with this digest and these labels, made of its commit
+    alone.
+    """
+    revision = labels.get("org.opencontainers.image.revision", "")
     try:
         document = json.loads(content)
         kinds = (document["_type"], document["predicateType"])
         subjects = {f"{name}:{value}" for part in document["subject"] for name, value in part["digest"].items()}
         definition = document["predicate"]["buildDefinition"]
-        inputs = {part["name"]: part.get("digest", {}) for part in definition["resolvedDependencies"]}
+        parts = {part["name"]: part for part in definition["resolvedDependencies"]}
+        inputs = {name: part.get("digest", {}) for name, part in parts.items()}
+        asked = definition["externalParameters"]
+        changed = parts.get("source", {}).get("annotations", {}).get("uncommittedChanges", False)
         builder = document["predicate"]["runDetails"]["builder"]["id"]
         found = {
             "image": digest in subjects,
-            "lock": lock == f"sha256:{inputs['lock']['sha256']}",
+            "target": labels.get("dev.slipway.target") == asked["target"],
+            "variant": labels.get("dev.slipway.variant") == asked["variant"],
+            "lock": labels.get("dev.slipway.lock") == f"sha256:{inputs['lock']['sha256']}",
+            "extension": labels.get("dev.slipway.extension", "")
+            == ":".join(next(iter(inputs.get("extension", {}).items()), ())),
             "source revision": revision == inputs.get("source", {}).get("gitCommit", ""),
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -146,4 +154,9 @@ def check_statement(content: bytes, digest: str, lock: str, revision: str) -> st
         raise TrustError(f"the provenance has an unknown type: {kinds}", "publish the image again")
     if wrong := [name for name, same in found.items() if not same]:
         raise TrustError(f"the provenance is about another {' and another '.join(wrong)}", "do not use this image")
+    if changed:
+        raise TrustError(
+            f"it was built with uncommitted changes to {revision[:12]}: nobody else has its source",
+            "do not use this image; publish it again from a clean checkout",
+        )
     return f"built by {builder} from {revision[:12] or 'no commit'}"

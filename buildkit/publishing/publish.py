@@ -19,10 +19,10 @@ from buildkit.images.build import BuildResult, build_image, cache_folder
 from buildkit.images.test import run_container_tests
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
-from buildkit.publishing.release import Publication, Tags, choose_tags, read_staged, release
+from buildkit.publishing.release import Publication, SignedImage, Tags, choose_tags, promote, read_staged, sign_staged
 from buildkit.recipe.lock_file import lock_name, lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.recipe.project import is_committed, project_version, source_changed, source_revision
+from buildkit.recipe.project import UNCOMMITTED, is_committed, project_version, source_revision, uncommitted
 from buildkit.registry.client import Registry
 from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.content import IMAGE
@@ -68,20 +68,30 @@ def check_access(request: ReleaseRequest) -> None:
         public_key(request.signer)
 
 
-def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publication:
-    """Builds, tests, pushes, signs and promotes the image. Raises a `BuildkitError` before anything is promoted."""
+def publish_images(requests: list[ReleaseRequest], engine: ContainerEngine) -> list[Publication]:
+    """Builds, tests, pushes and signs each image, and then promotes all of them: they are one release.
+
+    Raises a `BuildkitError` before anything is promoted, and for what is not committed before anything is built.
+    """
+    for request in requests:
+        read_lock(request.matrix, request.variant)
+        refuse_own_lock(request.matrix, request.variant)
+        committed_revision(request.matrix.root)
+    signed = [sign_image(request, engine) for request in requests]
+    return [promote(connect(request), image) for request, image in zip(requests, signed, strict=True)]
+
+
+def sign_image(request: ReleaseRequest, engine: ContainerEngine) -> SignedImage:
+    """Builds, tests, pushes and signs an image; it has only its staging tag."""
     started, clock = now(), time.monotonic()
     registry = connect(request)
     matrix, variant = request.matrix, request.variant
-    lock = read_lock(matrix, variant)
-    refuse_own_lock(matrix, variant)
-    source = source_revision(matrix.root), source_changed(matrix.root)
+    lock, revision = read_lock(matrix, variant), committed_revision(matrix.root)
     built = build_locked(request, engine)
-    if (source_revision(matrix.root), source_changed(matrix.root)) != source:
+    if source_revision(matrix.root) != revision:
         raise PublishError(
             f"{matrix.root} changed while the image was built", "publish from a checkout that nothing else changes"
         )
-    revision, changed = source
     test_image(request, built.image_id)
     log.info("publish: setting all times to the lock's date")
     compression = COMPRESSIONS[request.compression]
@@ -97,7 +107,6 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
         variant=variant.name,
         version=project_version(matrix.root),
         revision=revision,
-        changed=changed,
         lock=f"sha256:{lock.digest}",
         lock_path=lock_name(matrix, variant),
         base=variant.base.image,
@@ -108,8 +117,27 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
         started=started,
         finished=now(),
     )
-    publication = release(registry, image, tags, record, lock, request.signer, request.ca)
-    return replace(publication, seconds=round(time.monotonic() - clock, 1))
+    signed = sign_staged(registry, image, tags, record, lock, request.signer, request.ca)
+    return replace(signed, seconds=round(time.monotonic() - clock, 1))
+
+
+def committed_revision(root: Path) -> str:
+    """The commit of the checkout, which is its only source. Empty for an installed package that knows none.
+
+    Raises `PublishError` for uncommitted changes, and where git cannot read the commit.
+    """
+    revision = source_revision(root)
+    if (root / ".git").exists() and not revision:
+        raise PublishError(f"git cannot read the commit of {root}", f"`git -C {root} status` says why")
+    if not revision.endswith(UNCOMMITTED):
+        return revision
+    names = uncommitted(root)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    raise PublishError(
+        f"{', '.join(names[:3]) or 'the installed package'}{more} is not as in the commit "
+        f"{revision.removesuffix(UNCOMMITTED)[:12]}, and nobody else could build this image again",
+        "commit the changes, or publish from a clean checkout",
+    )
 
 
 def refuse_own_lock(matrix: Matrix, variant: Variant) -> None:

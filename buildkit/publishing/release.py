@@ -1,4 +1,4 @@
-"""Turns a staged image into a published one: attaches, signs, verifies, and only then promotes. Needs no engine."""
+"""Turns staged images into published ones: attaches, signs, verifies, and only then promotes. Needs no engine."""
 
 import logging
 import tempfile
@@ -9,6 +9,7 @@ from buildkit.errors import PublishError, RegistryError, TrustError
 from buildkit.publishing import dsse, provenance, sbom
 from buildkit.publishing.check import (
     ATTACHMENTS,
+    TAGS,
     PublishedImage,
     check_provenance,
     check_published,
@@ -55,6 +56,17 @@ class Publication:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class SignedImage:
+    """A staged image that was signed and verified, and only lacks its public tags."""
+
+    image: PublishedImage
+    tags: Tags
+    attachments: dict[str, str]
+    signed: str
+    seconds: float = 0.0
+
+
 def choose_tags(target: str, variant: str, default: bool, version: str, lock: str, image: str) -> Tags:
     """The tags of an image. `lock` and `image` are digests (`sha256:…`); `default` marks its target's first variant."""
     name = f"{target}-{variant}"
@@ -76,7 +88,7 @@ def read_staged(registry: Registry, tags: Tags) -> PublishedImage:
     return read_layers(registry, find_image(registry, tags.staging))
 
 
-def release(
+def sign_staged(
     registry: Registry,
     image: PublishedImage,
     tags: Tags,
@@ -84,8 +96,8 @@ def release(
     lock: Lock,
     signer: Signer,
     ca: Path | None,
-) -> Publication:
-    """Attaches, signs, verifies and promotes a staged image. Raises a `BuildkitError` before anything is promoted.
+) -> SignedImage:
+    """Attaches, signs and verifies a staged image, and promotes nothing.
 
     `image` comes from `read_staged`; `lock` is the lock that it was built from.
     """
@@ -99,6 +111,7 @@ def release(
             registry, image, record, signer, trust
         )
         annotations = {ATTACHMENTS[kind][1]: digest for kind, digest in attachments.items()}
+        annotations[TAGS] = " ".join(tags.promoted)
         if any(annotations.items() <= signature.items() for signature in signed):
             log.info("publish: already signed")
         else:
@@ -110,10 +123,7 @@ def release(
             f"the pushed image fails verification: {'; '.join(failed)}",
             "no tag was promoted; run this again, and if it fails again, find out who else writes to this repository",
         )
-    promote(registry, image, tags)
-    return Publication(
-        registry.reference.name, image.digest, tags.promoted, attachments, "key" if signer.key else "keyless"
-    )
+    return SignedImage(image, tags, attachments, "key" if signer.key else "keyless")
 
 
 def refuse_conflict(registry: Registry, image: PublishedImage, tags: Tags) -> None:
@@ -194,8 +204,9 @@ def signed_before(reference: Reference, signer: Signer, trust: Trust, ca: Path |
         return []
 
 
-def promote(registry: Registry, image: PublishedImage, tags: Tags) -> None:
+def promote(registry: Registry, signed: SignedImage) -> Publication:
     """Sets the public tags. Each takes one request: a tag points at the whole image or stays as it was."""
+    image, tags = signed.image, signed.tags
     for tag in tags.promoted:
         registry.put_manifest(tag, image.manifest.body, image.manifest.descriptor.media_type)
         log.info("publish: %s", registry.reference.tagged(tag))
@@ -206,3 +217,6 @@ def promote(registry: Registry, image: PublishedImage, tags: Tags) -> None:
                 f"{registry.reference.tagged(tag)} does not name the image that was just pushed",
                 "run the same command again; another publisher may have set the tag meanwhile",
             )
+    return Publication(
+        registry.reference.name, image.digest, tags.promoted, signed.attachments, signed.signed, signed.seconds
+    )

@@ -126,7 +126,7 @@ def image_manifest(
             "glibc": variant.base.glibc,
             "changes": [asdict(change) for change in lock.changes],
         },
-        "lock": f"sha256:{lock.digest}",
+        "lock": f"sha256:{lock.digest}" if lock.text else "",
         "packages": list(variant.packages),
         "pins": pins.versions,
         "excluded": variant.exclude,
@@ -140,16 +140,21 @@ def image_manifest(
 def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> dict[str, str]:
     """OCI annotations (https://github.com/opencontainers/image-spec/blob/main/annotations.md) and `dev.slipway.*`.
 
-    `CHANGES` is among them only for an image whose base is not the locked one.
+    `CHANGES` is among them only for an image whose base is not the locked one, and what the lock says only with a lock.
     """
     names = {STANDS_FOR.get(name, name): version for name, version in manifest["pins"].items()}
     pins = {name: names[name] for name in ("torch", "ray", "transformers", "vllm") if name in names}
     changes = [str(PackageChange(**change)) for change in manifest["base"]["changes"]]
     changed = {CHANGES: "; ".join(changes)} if changes else {}
+    locked = {
+        "dev.slipway.lock": manifest["lock"],
+        "dev.slipway.pins": json.dumps(pins, separators=(",", ":"), sort_keys=True),
+    }
     added = {"dev.slipway.extension": manifest["extension"]["digest"]} if "extension" in manifest else {}
     return {
         **changed,
         **added,
+        **(locked if manifest["lock"] else {}),
         "org.opencontainers.image.title": f"slipway {variant.identifier}",
         "org.opencontainers.image.description": "PPO trainer and a launcher that forms one Ray cluster anywhere",
         "org.opencontainers.image.licenses": "Apache-2.0",
@@ -161,6 +166,4 @@ def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> 
         "dev.slipway.variant": variant.name,
         "dev.slipway.status": manifest["status"],
         "dev.slipway.base.provider": manifest["base"]["provider"],
-        "dev.slipway.lock": manifest["lock"],
-        "dev.slipway.pins": json.dumps(pins, separators=(",", ":"), sort_keys=True),
     }

@@ -143,6 +143,8 @@ def read_requirements(path: Path) -> Extension:
         requirements[str(requirement)] = place
         if accepted := frozenset(HASH.findall(line)):
             hashes[canonicalize_name(requirement.name)] = accepted
+    if not requirements:
+        raise ExtensionError(f"{path} names no requirement", "write one a line, like six>=1.17, or leave the file out")
     return Extension(requirements, hashes=hashes)
 
 

@@ -14,6 +14,8 @@ from buildkit.errors import MatrixError
 PACKAGES = Path(__file__).parents[2]  # the folder in which buildkit, entrypoints and trainer lie
 INSTALLED = PACKAGES / "buildkit" / "project"
 MATRIX = Path("images", "matrix.toml")
+IN_IMAGES = ("images", "entrypoints", "trainer")
+UNCOMMITTED = "-dirty"  # after a commit: the files are not exactly those of the commit
 
 
 def find_project(explicit: Path | None, current: Path) -> Path:
@@ -55,22 +57,31 @@ def project_version(root: Path) -> str:
 
 
 def source_revision(root: Path) -> str:
-    """The commit that the project is at; empty when it is not a git checkout."""
-    return recorded_source()["revision"] if root == INSTALLED else git(root, "rev-parse", "HEAD")
+    """The commit that the project is at, with `UNCOMMITTED` after it if the files differ; empty without git."""
+    if root == INSTALLED:
+        return recorded_source()["revision"]
+    commit = git(root, "rev-parse", "--verify", "HEAD")
+    return f"{commit}{UNCOMMITTED}" if commit and uncommitted(root) else commit
 
 
-def source_changed(root: Path) -> bool:
-    """Whether the checkout differs from its commit."""
-    return root != INSTALLED and bool(git(root, "status", "--porcelain"))
+def uncommitted(root: Path) -> list[str]:
+    """Files of the checkout that its commit does not have so.
+
+    Of those that git ignores, only what would get into an image counts.
+    """
+    status = git(root, "status", "--porcelain", "--branch", "--untracked-files=normal", "--", ".").splitlines()
+    if not status:  # not even the branch
+        return ["what git cannot compare"]
+    ignored = git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--", *IN_IMAGES).splitlines()
+    return [line[3:] for line in status[1:]] + [path for path in ignored if "__pycache__/" not in path]
 
 
 def is_committed(root: Path, path: Path) -> bool:
     """Whether a file of the checkout is as its commit has it; True where there is no git checkout."""
-    return (
-        root == INSTALLED
-        or not git(root, "rev-parse", "HEAD")
-        or not git(root, "status", "--porcelain", "--", str(path))
-    )
+    if root == INSTALLED or not source_revision(root):
+        return True
+    known = git(root, "ls-files", "--", str(path))
+    return bool(known) and not git(root, "status", "--porcelain", "--", str(path))
 
 
 def source_date(root: Path) -> int:
@@ -85,6 +96,9 @@ def recorded_source() -> dict[str, str]:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git says on stdout; empty when the project is not a git checkout."""
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    """What git says on stdout; empty when the project is not a git checkout, or git cannot read it."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.rstrip()

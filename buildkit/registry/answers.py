@@ -1,10 +1,13 @@
-"""Bodies of a registry's answers, read up to a limit, and the errors of broken connections."""
+"""Bodies of a registry's answers, read up to a limit, the addresses in them, and the errors of broken connections."""
 
 from contextlib import closing
+from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from buildkit.errors import RegistryError
+from buildkit.errors import RegistryError, UnreachableError
+
+MALFORMED = "check with `curl` that the address is an image registry"
 
 BLOCK = 2**20  # bytes read at once
 ANSWER_LIMIT = 2**22  # bytes of an answer that is no blob; the specification's limit of a manifest
@@ -28,13 +31,26 @@ def read_limited(answer: requests.Response, limit: int, repository: str, what: s
     return bytes(body)
 
 
+def resolve(base: str, address: str, host: str) -> str:
+    """The absolute URL of an address in an answer from `base`. Raises `RegistryError` for what is none."""
+    try:
+        url = urljoin(base, address)
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # also for a port that is no number
+        usable = False
+    if not usable:
+        raise RegistryError(f"{host} sends us to {without_query(address)[:200]!r}, which is no address", MALFORMED)
+    return url
+
+
 def without_query(url: str) -> str:
     """For messages: queries of storage addresses hold signatures."""
     return url.partition("?")[0]
 
 
-def broken_off(repository: str, what: str, error: requests.RequestException) -> RegistryError:
-    return RegistryError(
+def broken_off(repository: str, what: str, error: requests.RequestException) -> UnreachableError:
+    return UnreachableError(
         f"the connection broke while {repository} sent {what}: {innermost(error)}", "run the same command again"
     )
 

@@ -8,17 +8,15 @@ import json
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urljoin
 
 import requests
 
 from buildkit.errors import RegistryError
-from buildkit.registry.answers import ANSWER_LIMIT, read_limited
+from buildkit.registry.answers import ANSWER_LIMIT, MALFORMED, read_limited, resolve
 from buildkit.registry.content import (
     EMPTY,
     IMAGE,
     INDEX,
-    MALFORMED,
     MANIFESTS,
     TAMPERED,
     BlobStream,
@@ -129,7 +127,7 @@ class Registry:
         started = self._send("POST", "blobs/uploads/")
         if "Location" not in started.headers:
             raise RegistryError(f"{self.reference.host} starts an upload without a Location", MALFORMED)
-        return urljoin(started.url, started.headers["Location"])
+        return resolve(started.url, started.headers["Location"], self.reference.host)
 
     def check_access(self) -> None:
         """Starts an upload and cancels it. Raises `RegistryError` when we may not push."""
@@ -148,7 +146,7 @@ class Registry:
             following = answer.links.get("next", {}).get("url")
             if not following:
                 return found
-            page = urljoin(answer.url, following)
+            page = resolve(answer.url, following, self.reference.host)
         raise RegistryError(f"{self.reference.host} lists more than {PAGES} pages of referrers of {digest}", MALFORMED)
 
     def attach(

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 import requests
 
 from buildkit.errors import RegistryError
-from buildkit.registry.answers import BLOCK, broken_off
+from buildkit.registry.answers import BLOCK, MALFORMED, broken_off
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -23,7 +23,6 @@ EMPTY = "application/vnd.oci.empty.v1+json"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 MANIFESTS = (IMAGE, DOCKER_IMAGE, INDEX, DOCKER_LIST)
 
-MALFORMED = "check with `curl` that the address is an image registry"
 TAMPERED = "do not use this image; publish it again, and find out who can write to the registry's storage"
 
 
@@ -74,6 +73,11 @@ class Manifest:
     @property
     def config(self) -> Descriptor:
         return Descriptor.read(self.content.get("config", {}))
+
+    @property
+    def subject(self) -> str:
+        """The digest of the manifest that this one refers to, or empty."""
+        return Descriptor.read(self.content["subject"]).digest if self.content.get("subject") else ""
 
 
 class BlobStream:
@@ -134,6 +138,19 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RegistryError(f"the registry sent no JSON object: {body[:60]!r}", MALFORMED)
     return content
+
+
+def read_config(body: bytes) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The labels in an image's configuration, and the digests of its layers' tars. Raises `RegistryError`."""
+    config = read_object(body)
+    try:
+        labels = dict((config.get("config") or {}).get("Labels") or {})
+        diff_ids = list(config["rootfs"]["diff_ids"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RegistryError("this configuration is no image's", "name one image by its digest") from error
+    if not all(isinstance(text, str) for text in (*labels.values(), *diff_ids)):
+        raise RegistryError("this configuration has labels or digests that are no text", "name one image by its digest")
+    return labels, tuple(diff_ids)
 
 
 def descriptors(content: Mapping[str, Any], name: str) -> list[Descriptor]:

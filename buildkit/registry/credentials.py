@@ -17,13 +17,14 @@ from docker.auth import AuthConfig, load_config
 from docker.errors import DockerException
 from docker.utils.config import find_config_file
 
-from buildkit.errors import RegistryError, SettingsError
+from buildkit.errors import RegistryError, SettingsError, UnreachableError
 from buildkit.host.certificates import find_ca
 from buildkit.host.files import settings_text
-from buildkit.registry.answers import ANSWER_LIMIT, read_limited
+from buildkit.registry.answers import ANSWER_LIMIT, read_limited, resolve
 from buildkit.registry.reference import Reference
 
 TIMEOUT = (10, 30)  # seconds to connect, and for an answer
+TOKEN = re.compile(r"[!-~]+")
 CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -105,7 +106,7 @@ def authorize(
             challenge["scope"] = f"repository:{reference.repository}:pull,push"
         session.auth = Bearer(fetch_token(session, challenge, credentials, reference))
     else:
-        raise RegistryError(
+        raise UnreachableError(
             f"{reference.host} wants a password, and docker's configuration has none",
             f"run `docker login {reference.host}`",
         )
@@ -130,7 +131,7 @@ def fetch_token(
     session: requests.Session, challenge: dict[str, str], credentials: Credentials, reference: Reference
 ) -> str:
     realm = challenge.get("realm", "")
-    parts = urlsplit(realm)
+    parts = urlsplit(resolve(realm, "", reference.host))
     if reference.secure and parts.scheme != "https":
         raise RegistryError(
             f"{reference.host} asks us to send the password to {realm or 'nowhere'}, which is not HTTPS",
@@ -153,7 +154,7 @@ def fetch_token(
     content = read_limited(answer, ANSWER_LIMIT, str(parts.hostname), "a token")
     token = token_in(content) if answer.status_code == 200 else ""
     if not token:
-        raise RegistryError(
+        raise UnreachableError(
             f"{parts.hostname} gave no token for {reference.name}: HTTP {answer.status_code}",
             f"run `docker login {reference.host}` as a user who may push to {reference.repository}",
         )
@@ -161,12 +162,13 @@ def fetch_token(
 
 
 def token_in(content: bytes) -> str:
-    """The token in a token server's answer; empty if it has none."""
+    """The token in a token server's answer; empty if it has none that a header can carry."""
     try:
-        found = json.loads(content)
-        return str(found.get("token") or found.get("access_token") or "")
+        answer = json.loads(content)
+        token = answer.get("token") or answer.get("access_token")
     except (ValueError, AttributeError, RecursionError):
         return ""
+    return token if isinstance(token, str) and TOKEN.fullmatch(token) else ""
 
 
 class Anonymous(requests.auth.AuthBase):

@@ -18,6 +18,7 @@ from buildkit.registry.reference import Reference
 
 DEADLINE = 180  # seconds for one run of cosign
 HINT = "install cosign 2.5 or newer (Debian 13: `apt-get install cosign`; `ci/tools` puts it into build/tools/bin)"
+NO_SIGNATURE = {10, 11, 12, 13}  # cosign's statuses: no image, no signature, none by this signer, no certificate
 KEY_HINT = "`cosign generate-key-pair` makes a key; put its password into COSIGN_PASSWORD"
 
 
@@ -76,11 +77,19 @@ def sign(reference: Reference, signer: Signer, annotations: Mapping[str, str], c
 
 
 def signed_annotations(reference: Reference, trust: Trust, ca: Path | None = None) -> list[dict[str, str]]:
-    """The annotations of every trusted signature of this manifest. Raises `TrustError` when there is none."""
+    """The annotations of every trusted signature of this manifest.
+
+    Raises `TrustError` when there is none, and `SignatureError` when cosign could not tell.
+    """
     done = cosign([*trust.arguments(), "--output=json", *connection(reference, ca), str(reference)])
-    if done.returncode != 0:
-        whom = f"the key {trust.key}" if trust.key else trust.identity
+    whom = f"the key {trust.key}" if trust.key else trust.identity
+    if done.returncode in NO_SIGNATURE:
         raise TrustError(f"no signature by {whom}: {reason(done)}", "do not use it")
+    if done.returncode != 0:
+        raise SignatureError(
+            f"cosign could not look for a signature by {whom}: {reason(done)}",
+            "the image was not judged; check the key's name and that cosign reaches the registry",
+        )
     payloads = json.loads(done.stdout)
     return [
         payload.get("optional") or {}

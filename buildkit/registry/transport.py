@@ -13,10 +13,11 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies
 
 import requests
+from urllib3.exceptions import LocationValueError
 
-from buildkit.errors import RegistryError
+from buildkit.errors import RegistryError, UnreachableError
 from buildkit.host.certificates import with_system_ca
-from buildkit.registry.answers import ANSWER_LIMIT, innermost, read_limited, without_query
+from buildkit.registry.answers import ANSWER_LIMIT, MALFORMED, innermost, read_limited, resolve, without_query
 from buildkit.registry.credentials import Anonymous, Credentials, authorize, trusted_ca
 from buildkit.registry.reference import Reference
 
@@ -55,7 +56,8 @@ class Transport:
         """The registry's answer; `path` is relative to the repository, or a URL. Only `stream` leaves its body unread.
 
         Raises `RegistryError` for a status above 399 that is not `allowed`, for a larger answer than `ANSWER_LIMIT`,
-        for a URL without TLS where the registry has it, or when the patience is used up.
+        for a URL without TLS where the registry has it or that is none, and `UnreachableError` when the patience is
+        used up.
         """
         headers = {"Accept": accept or "*/*"}
         if content_type:
@@ -79,7 +81,7 @@ class Transport:
             else:
                 problem = answer
             if time.monotonic() + pause > end:
-                raise RegistryError(
+                raise UnreachableError(
                     f"{self.reference.host} did not answer {method} {path.partition('?')[0]} within "
                     f"{self.patience:g} s: {problem}",
                     "check the registry, then run the same command again; content that arrived is not sent again",
@@ -89,7 +91,10 @@ class Transport:
             pause = min(2 * pause, 8)
 
     def _try(self, request: requests.Request) -> requests.Response | str:
-        """The answer, with credentials if the registry asks for them; or the reason why there is none."""
+        """The answer, with credentials if the registry asks for them; or the reason why there is none.
+
+        Raises `RegistryError` for a redirect, a token server or a token that no request can be made of.
+        """
         try:
             answer = self._session.send(self._prepare(request), stream=True, timeout=TIMEOUT)
             # The registry itself asks for the password. What it redirects to may name a token server of its own.
@@ -99,11 +104,16 @@ class Transport:
                 authorize(self._session, answer, self._credentials, self.reference, push)
                 answer = self._session.send(self._prepare(request), stream=True, timeout=TIMEOUT)
             return answer
+        except (ValueError, LocationValueError, requests.TooManyRedirects) as error:
+            raise RegistryError(
+                f"{self.reference.host} sends an address or a header that cannot be used: {without_query(str(error))}",
+                MALFORMED,
+            ) from error
         except requests.RequestException as error:
             cause = innermost(error)
             if not isinstance(cause, ssl.SSLCertVerificationError):
                 return str(cause)
-            raise RegistryError(
+            raise UnreachableError(
                 f"{self.reference.host} has no certificate that this host trusts: {cause.verify_message}",
                 "name the certificate of its authority with --registry-ca FILE, or copy it to "
                 f"/etc/docker/certs.d/{self.reference.host}/ca.crt",
@@ -132,7 +142,7 @@ class Session(requests.Session):
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         target = super().get_redirect_target(resp)
         if target:
-            refuse_plain(self._reference, urljoin(resp.url, target))
+            refuse_plain(self._reference, resolve(resp.url, target, self._reference.host))
         return target
 
 
@@ -184,7 +194,7 @@ def refusal(reference: Reference, method: str, answer: requests.Response, proble
         return RegistryError(f"{reference.host} has no space left: {problem}", "free space there, then run this again")
     message = f"{reference.host} refuses {method} {answer.request.path_url.partition('?')[0]}: {problem}"
     if answer.status_code in (401, 403):
-        return RegistryError(
+        return UnreachableError(
             message, f"run `docker login {reference.host}` as a user who may push to {reference.repository}"
         )
     return RegistryError(message, "the registry's own reason is above")

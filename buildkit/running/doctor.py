@@ -189,7 +189,7 @@ def check_render(findings: Findings) -> HostCheck:
     if not machine.render_nodes:
         fix = f"load the driver (`modprobe {machine.accelerator.driver_module}`)"
         return HostCheck("render group", FAIL, "no /dev/dri/renderD*", fix)
-    groups = ", ".join(map(str, machine.device_groups)) or "root only"
+    groups = ", ".join(map(str, machine.device_groups or ())) or "root only"
     if not machine.device_groups:
         fix = 'give the devices to a group: udev\'s rule is KERNEL=="renderD*", GROUP="render", MODE="0660"'
         return HostCheck("render group", WARN, groups, fix)

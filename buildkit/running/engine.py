@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -83,7 +83,7 @@ class ContainerEngine(ABC):
         return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=timeout)
 
     @classmethod
-    def flags(cls, flags: Iterable[Flag], _machine: Machine) -> tuple[Flag, ...]:
+    def flags(cls, flags: Sequence[Flag], _machine: Machine) -> tuple[Flag, ...]:
         """Docker's flags as this engine writes them."""
         return tuple(flags)
 
@@ -175,7 +175,7 @@ class Podman(ContainerEngine):
         return [*command, str(request.context)]
 
     @classmethod
-    def flags(cls, flags: Iterable[Flag], machine: Machine) -> tuple[Flag, ...]:
+    def flags(cls, flags: Sequence[Flag], machine: Machine) -> tuple[Flag, ...]:
         return podman_flags(flags, machine)
 
 

@@ -5,6 +5,7 @@ contains `--privileged`: GPUs and InfiniBand need only the devices and capabilit
 """
 
 import os
+import re
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,9 +78,6 @@ def assume(
         names = (here.architectures or (accelerator.assumed_architecture,))[:1] * gpus
         assumed = replace(here, count=gpus, architectures=names if names[0] else ())
         machine = replace(machine, gpus={**machine.gpus, target: assumed})
-        if accelerator.render_nodes:
-            nodes = tuple(f"/dev/dri/renderD{128 + index}" for index in range(gpus))
-            machine = replace(machine, render_nodes=nodes)
     if memory is not None:
         machine = replace(machine, ram_bytes=memory)
     if fabric is not None:
@@ -126,11 +124,24 @@ def accelerator_flags(request: RunRequest, machine: Machine, nodes: int, rank: i
 
 
 def share(count: int, wanted: int | None, nodes: int, rank: int) -> tuple[int, ...] | None:
-    """The GPUs of node `rank` when `nodes` share this machine's `count`; None means all, or too few to share."""
-    each = wanted if wanted is not None else count // nodes
-    if each == 0 or each * nodes > count or each == count:
+    """The GPUs of node `rank` when `nodes` share this machine's `count`, or each has the `wanted` ones.
+
+    None means all, or too few to share.
+    """
+    each = wanted or count // nodes
+    if not wanted and each in (0, count):
         return None
     return tuple(range(rank * each, (rank + 1) * each))
+
+
+def refuse_absent_gpus(request: RunRequest, machine: Machine) -> None:
+    """Raises `RunError` if the nodes together want more GPUs than this machine shows."""
+    count, wanted = machine.gpus[request.target].count, (request.gpus or 0) * request.nodes
+    if 0 < count < wanted:
+        raise RunError(
+            f"{request.nodes} node(s) with {request.gpus} GPUs each need {wanted}, and this machine has {count}",
+            "ask for fewer, or print the job for other machines: --print docker, kubernetes, …",
+        )
 
 
 def fabric_flags(machine: Machine, target: str) -> list[Flag]:
@@ -147,3 +158,14 @@ def fabric_flags(machine: Machine, target: str) -> list[Flag]:
 
 def caller() -> str:
     return f"{os.getuid()}:{os.getgid()}"
+
+
+def checked_user(text: str) -> str:
+    """The uid and gid of `--user`; the gid is 0 if there is none, as in docker. Raises `UsageError` for a name."""
+    uid, _, gid = text.partition(":")
+    numbers = [uid, gid or "0"] if not text.endswith(":") else [uid, ""]
+    if not all(re.fullmatch(r"[0-9]{1,10}", number) and int(number) < 2**31 for number in numbers):
+        raise UsageError(
+            f"--user {text}: not numbers", "the image has no users of yours: write UID:GID, as `id -u` and `id -g` say"
+        )
+    return ":".join(str(int(number)) for number in numbers)

@@ -7,7 +7,7 @@ Each format is a function of the request, the machine and docker's flags (flags.
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ HOSTS = (
     Flag("env", "SLIPWAY_TOKEN", "the job's shared secret, from your environment"),
 )
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a Service's (DNS-1035), a pod's, a Compose project's
+CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # DNS-1123
 RDMA_RESOURCE = "rdma/rdma_shared_device_a"  # the name in NVIDIA's network operator's own example
 
 
@@ -40,7 +41,7 @@ def templates(images: Path) -> Environment:
 
 def command_line(program: Iterable[str], flags: Iterable[Flag], arguments: Iterable[str]) -> str:
     """One shell command with a flag per line."""
-    lines = [shlex.join(program), *(shlex.join(flag.words) for flag in flags), shlex.join(arguments)]
+    lines = [shlex.join(program), *(flag.text for flag in flags), shlex.join(arguments)]
     return " \\\n  ".join(line for line in lines if line) + "\n"
 
 
@@ -62,14 +63,15 @@ def docker_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...])
     return hosts_first(request) + line
 
 
-def podman_flags(flags: Iterable[Flag], machine: Machine) -> tuple[Flag, ...]:
+def podman_flags(flags: Sequence[Flag], machine: Machine) -> tuple[Flag, ...]:
     """Docker's flags as podman writes them. Without root, podman can pass on only the caller's groups and limits."""
     translated: list[Flag] = []
+    asked = [flag.value for flag in flags if flag.name == "user" and flag.value != f"{machine.uid}:{machine.gid}"]
     for flag in flags:
         if flag.name == "gpus":
             devices = re.findall(r"\d+", flag.value) or ["all"]
             translated += [Flag("device", f"nvidia.com/gpu={device}", "by CDI, " + flag.reason) for device in devices]
-        elif machine.rootless and flag.name in ("group-add", "ulimit", "user"):
+        elif machine.rootless and flag.name in ROOTLESS and flag.value not in asked:
             translated += [other for other in (ROOTLESS[flag.name],) if other not in translated]
         else:
             translated.append(flag)
@@ -91,10 +93,22 @@ def podman_text(request: RunRequest, machine: Machine, flags: tuple[Flag, ...]) 
     return hosts_first(request) + line
 
 
-def apptainer_flags(flags: Iterable[Flag], target: str) -> tuple[Flag, ...]:
-    """GPUs, mounts and variables. Apptainer uses the host's devices, /dev/shm, network, user and limits."""
+def chosen_gpus(flags: Iterable[Flag]) -> list[Flag]:
+    """The variable that chooses the GPUs where the runtime hands in all of them; none if it is to be all."""
+    listed = [re.findall(r"\d+", flag.value) for flag in flags if flag.name == "gpus"]
+    render_nodes = [flag for flag in flags if flag.value.startswith("/dev/dri/render")]
+    reason = "only these GPUs are asked for, and the runtime hands in all of them"
+    if listed and listed[0]:
+        return [Flag("env", f"CUDA_VISIBLE_DEVICES={','.join(listed[0])}", reason)]
+    if render_nodes:
+        return [Flag("env", f"ROCR_VISIBLE_DEVICES={','.join(map(str, range(len(render_nodes))))}", reason)]
+    return []
+
+
+def apptainer_flags(flags: Sequence[Flag], target: str) -> tuple[Flag, ...]:
+    """GPUs, mounts and variables. Apptainer uses the host's devices, /dev/shm, network, user, variables and limits."""
     gpus = ACCELERATORS[target].apptainer
-    translated = [gpus] if gpus else []
+    translated = [*([gpus] if gpus else []), *chosen_gpus(flags)]
     for flag in flags:
         if flag.name == "volume":
             translated.append(Flag("bind", flag.value, flag.reason))
@@ -118,9 +132,9 @@ def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ..
     )
 
 
-def enroot_flags(flags: Iterable[Flag]) -> tuple[Flag, ...]:
+def enroot_flags(flags: Sequence[Flag]) -> tuple[Flag, ...]:
     """Mounts and variables. enroot's hooks add GPUs and RDMA, and read variables to do so."""
-    translated: list[Flag] = []
+    translated = chosen_gpus(flags)
     for flag in flags:
         if flag.name == "volume":
             translated.append(Flag("mount", flag.value, flag.reason))
@@ -160,7 +174,8 @@ def compose_text(request: RunRequest, machine: Machine, _flags: tuple[Flag, ...]
     network = "host" if request.nodes == 1 else None
     nodes = [grouped(container_flags(request, machine, network, rank)) for rank in range(request.nodes)]
     hosts = ",".join(f"node{rank}" for rank in range(request.nodes))
-    values = {"request": request, "nodes": nodes, "hosts": hosts, "stop_seconds": STOP_SECONDS}
+    late = any(flag.shell for flags in nodes for group in flags.values() for flag in group)
+    values = {"request": request, "nodes": nodes, "hosts": hosts, "stop_seconds": STOP_SECONDS, "late_group": late}
     return templates(images).get_template("compose.yaml.j2").render(values)
 
 
@@ -169,6 +184,8 @@ def kubernetes_text(
 ) -> str:
     """An Indexed Job with the resources of its pods, and the headless service that gives them names."""
     check_name(request, "kubernetes")
+    if wrong := next((name for name in request.environment if "=" not in name), None):
+        raise UsageError(f"--env {wrong}: a pod does not have your variables", f"write --env {wrong}=VALUE")
     accelerator = ACCELERATORS[request.target]
     limits: dict[str, int] = {}
     if accelerator.has_gpus:
@@ -178,7 +195,7 @@ def kubernetes_text(
         limits["vpc.amazonaws.com/efa" if efa else rdma_resource] = max(len(machine.hcas), 1) if efa else 1
     values: dict[str, Any] = {
         "request": request,
-        "flags": grouped(flags),
+        "flags": grouped(flag for flag in flags if not flag.shell),
         "limits": limits,
         "volumes": [kubernetes_volume(index, volume) for index, volume in enumerate(request.volumes)],
         "environment": dict(variable.partition("=")[::2] for variable in request.environment),
@@ -190,9 +207,16 @@ def kubernetes_text(
 
 
 def kubernetes_volume(index: int, volume: str) -> dict[str, Any]:
-    """The pod's volume: a path is a folder of the node, a bare name is a PersistentVolumeClaim."""
+    """The pod's volume: a path is a folder of the node, a bare name is a PersistentVolumeClaim.
+
+    Raises `UsageError` for anything else.
+    """
     source, _, rest = volume.partition(":")
     mount, _, options = rest.partition(":")
+    if not (source.startswith("/") or CLAIM.fullmatch(source)) or not mount.startswith("/"):
+        raise UsageError(
+            f"--volume {volume}: neither a folder of the nodes nor a claim", "write /FOLDER:/PLACE or CLAIM:/PLACE"
+        )
     return {
         "name": f"volume-{index}",
         "path": source if source.startswith("/") else "",

@@ -68,7 +68,7 @@ def node_commands(
     commands = []
     for rank in range(request.nodes):
         flags = engine.flags((*container_flags(request, machine, network, rank), *node_flags(request, rank)), machine)
-        words = [word for flag in flags for word in flag.words]
+        words = [word for flag in flags if not flag.shell for word in flag.words]
         commands.append(["create", *words, request.image, *request.words()])
     return commands
 

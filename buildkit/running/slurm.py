@@ -6,8 +6,8 @@ its GPU devices and whether it has RDMA adapters. Options: https://slurm.schedmd
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildkit.errors import UsageError
@@ -79,7 +79,8 @@ def slurm_text(request: RunRequest, machine: Machine, images: Path, options: Slu
         "sbatch": [
             f"--{name}={value}" if value else f"--{name}" for name, value in sbatch_options(request, machine, options)
         ],
-        "node": node_function(request, machine, options.container),
+        "node": node_function(request, machine, options),
+        "shares_gpus": ACCELERATORS[request.target].has_gpus and not options.exclusive,
         "exported": request.environment if options.container in ("pyxis", "none") else (),
         "passed_on": PASSED_ON,
         "results": [volume.removesuffix(f":{RESULTS}") for volume in request.volumes if volume.endswith(f":{RESULTS}")],
@@ -99,14 +100,19 @@ def check(request: RunRequest, options: SlurmOptions) -> None:
 
 
 def fixed_flags(request: RunRequest, machine: Machine) -> tuple[Flag, ...]:
-    return tuple(flag for flag in all_flags(request, machine) if flag.name not in ON_THE_NODE)
+    """The flags that are the same on every node. Which GPUs the job gets is Slurm's choice."""
+    flags = all_flags(replace(request, gpus=None), machine)
+    return tuple(flag for flag in flags if flag.name not in ON_THE_NODE)
 
 
-def node_function(request: RunRequest, machine: Machine, container: str) -> list[str]:
+def node_function(request: RunRequest, machine: Machine, options: SlurmOptions) -> list[str]:
     """The flags in the shell function that starts the container; empty for runtimes without such a function."""
+    container = options.container
     if container not in WITH_FUNCTION:
         return []
-    flags: Iterable[Flag] = fixed_flags(request, machine)
+    flags = fixed_flags(request, machine)
+    if not options.exclusive:
+        flags = tuple(flag for flag in flags if flag.name != "gpus")
     if container == "enroot":
         return [line(flag) for flag in enroot_flags(flags)]
     if container == "podman":
@@ -115,8 +121,10 @@ def node_function(request: RunRequest, machine: Machine, container: str) -> list
     rootless = container == "podman" and machine.rootless
     user = "--userns keep-id" if rootless else '--user "$(id -u):$(id -g)"'
     shm = str(request.shm_bytes) if request.shm_bytes else f"$({shm_expression()})"
+    groups = ["--group-add keep-groups  # your groups own the GPU devices"]
     return [
         *lines,
+        *(groups if rootless and ACCELERATORS[request.target].device_files else []),
         "--network host  # Ray and NCCL use many ports between nodes, and RDMA uses the host's addresses",
         f"{user}  # files that the job writes belong to you",
         f"--shm-size \"{shm}\"  # Ray's object store (30 % of RAM) and NCCL's buffers",

@@ -39,6 +39,7 @@ def resolve_extension(
         return (), {}
     asked = [(Requirement(text), place) for text, place in extension.requirements.items()]
     refuse_contradictions(asked, variant, lock)
+    refuse_other_files(asked, extension, variant, lock)
     built_in = present(variant, lock).keys() - lock.versions.keys()
     absent: dict[str, str] = {canonicalize_name(name): reason for name, reason in variant.exclude.items()}
     for name in {canonicalize_name(requirement.name) for requirement, _ in asked} & absent.keys():
@@ -96,6 +97,21 @@ def refuse_contradictions(asked: list[tuple[Requirement, str]], variant: Variant
                 f"{place}: `{requirement}` contradicts {variant.identifier}, which has {name} "
                 + (version or f"of {variant.base.image}"),
                 OTHER_PINS,
+            )
+
+
+def refuse_other_files(
+    asked: list[tuple[Requirement, str]], extension: Extension, variant: Variant, lock: Lock
+) -> None:
+    """Refuses requirements on what the image has, of which their file lists the hashes of other files."""
+    hashes = {pin.name: pin.hashes for pin in lock.pins}
+    for requirement, place in asked:
+        name = canonicalize_name(requirement.name)
+        listed = extension.hashes.get(name)
+        if listed and name in hashes and variant.applies(requirement) and not listed & hashes[name]:
+            raise ExtensionError(
+                f"{place}: {name} {lock.versions[name]} of {variant.identifier} has no sha256 that is listed there",
+                "find out which of both was changed; a file that lists hashes lists those of every platform",
             )
 
 

@@ -28,7 +28,6 @@ class Host:
     cdi: bool = False
     selinux: bool = False
     cgroup: int = 2
-    groups: str = "root:x:0:\nvideo:x:44:\nrender:x:109:\n"
 
     def write(self, root: Path) -> Path:
         files = {
@@ -36,7 +35,6 @@ class Host:
             "proc/cpuinfo": "processor\t: 0\n\nprocessor\t: 1\n",
             "proc/sys/fs/nr_open": "1048576\n",
             "proc/self/limits": LIMITS.format(memlock=self.memlock),
-            "etc/group": self.groups,
             "sys/fs/selinux/enforce": "1" if self.selinux else "0",
             "sys/fs/cgroup/cgroup.controllers" if self.cgroup == 2 else "sys/fs/cgroup/memory/tasks": "cpu memory\n",
         }

@@ -1,5 +1,6 @@
 """The command line: output streams, exit codes, no traceback."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +88,53 @@ def test_render_prints_the_dockerfile_on_stdout(target: str) -> None:
     done = buildkit("render", "--target", target)
     assert done.returncode == 0
     assert done.stdout.startswith(f"# {target} / ")
+
+
+def test_render_without_a_lock_names_no_lock(project: Path) -> None:
+    done = buildkit("render", "--target", "cpu", "--project", str(project))
+    assert done.returncode == 0
+    assert "no lock for cpu-small" in done.stderr
+    assert "dev.slipway.variant" in done.stdout
+    for words in ("dev.slipway.lock", "dev.slipway.pins", hashlib.sha256().hexdigest()):
+        assert words not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("user", "runtime", "words"),
+    [
+        ("alice", "kubernetes", "--user alice: not numbers"),
+        ("alice", "docker", "not numbers"),
+        ("1000:", "compose", "not numbers"),
+        ("1:2:3", "compose", "not numbers"),
+        ("-1", "podman", "not numbers"),
+        ("4294967296", "kubernetes", "not numbers"),
+        ("", "docker", "not numbers"),
+        ("4711:4711", "apptainer", "apptainer runs as the user who starts it"),
+        ("4711", "slurm", "slurm runs as the user who starts it"),
+    ],
+)
+def test_a_user_that_the_runtime_cannot_have_is_refused(user: str, runtime: str, words: str) -> None:
+    done = buildkit("run", "--target", "cpu", "--print", runtime, f"--user={user}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_a_user_is_written_as_numbers() -> None:
+    written = {
+        runtime: buildkit("run", "--target", "cpu", "--print", runtime, "--user", "007").stdout
+        for runtime in ("docker", "compose", "kubernetes")
+    }
+    assert "--user 7:0" in written["docker"]
+    assert 'user: "7:0"' in written["compose"]
+    assert "runAsUser: 7 " in written["kubernetes"]
+    assert "runAsGroup: 0" in written["kubernetes"]
+
+
+def test_gpus_of_compose_are_those_of_each_node() -> None:
+    done = buildkit("run", "--target", "cuda", "--print", "compose", "--nodes", "2", "--gpus", "4")
+    services = yaml.safe_load(done.stdout)["services"].values()
+    devices = [node["deploy"]["resources"]["reservations"]["devices"][0] for node in services]
+    assert [device.get("device_ids") for device in devices] == [["0", "1", "2", "3"], ["4", "5", "6", "7"]]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from docker.models.containers import Container
 from docker.models.networks import Network
 
+LABELS = {"dev.slipway.test": os.environ.get("SLIPWAY_TEST_RUN", "")}  # `buildkit test` removes what has its own
 DEADLINE = 240  # seconds in which a job of these tests must have ended
 
 SHARED = "/tmp/training"
@@ -42,6 +43,7 @@ class Job:
             networking_config={self.network.name: endpoint},
             volumes={self.network.name: {"bind": SHARED}},
             shm_size="2g",
+            labels=LABELS,
         )
         self.containers[name] = container
         container.start()
@@ -67,8 +69,8 @@ def job() -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def make(size: int = 2, **environment: str) -> Job:
-        network = client.networks.create(f"slipway-test-{secrets.token_hex(4)}", driver="bridge")
-        client.volumes.create(str(network.name))
+        network = client.networks.create(f"slipway-test-{secrets.token_hex(4)}", driver="bridge", labels=LABELS)
+        client.volumes.create(str(network.name), labels=LABELS)
         # These containers have no GPU, so preflight would stop an image for GPUs.
         options = () if os.environ.get("SLIPWAY_TEST_TARGET", "cpu") == "cpu" else ("--no-preflight",)
         values = {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "200", **environment}

@@ -22,8 +22,8 @@ import trustme
 
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
-from buildkit.publishing.release import Tags, choose_tags, read_staged, release
-from buildkit.recipe.lock import parse_lock
+from buildkit.publishing.release import Publication, Tags, choose_tags, promote, read_staged, sign_staged
+from buildkit.recipe.lock import Lock, parse_lock
 from buildkit.registry.client import Registry
 from buildkit.registry.content import IMAGE, digest_of
 from buildkit.registry.credentials import Credentials
@@ -306,7 +306,6 @@ def record() -> BuildRecord:
         variant="small",
         version="0.1.0",
         revision=REVISION,
-        changed=False,
         lock=LOCK_DIGEST,
         lock_path="images/locks/cpu/small.txt",
         base="debian12",
@@ -327,6 +326,19 @@ def stage(registry: Registry) -> tuple[PublishedImage, Tags]:
     digest = push_image(registry, "first")
     tags = replace(tags_of(digest), staging="first")
     return read_staged(registry, tags), tags
+
+
+def release(
+    registry: Registry,
+    image: PublishedImage,
+    tags: Tags,
+    record: BuildRecord,
+    lock: Lock,
+    signer: Signer,
+    ca: Path | None,
+) -> Publication:
+    """A release of one image."""
+    return promote(registry, sign_staged(registry, image, tags, record, lock, signer, ca))
 
 
 # ---- signing ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """`ci/publish` puts the real cpu image into a real registry, which is killed in the middle of the first push.
 
+Publishes the last commit, whatever the checkout has.
+
 Needs a container engine and minutes, so plain `pytest` does not collect it. Run it with
 `ci/engine pytest tests/publish/end_to_end.py`.
 """
@@ -19,7 +21,17 @@ REPOSITORY = "team/slipway"
 SOME_LAYERS = 30e6  # bytes in the registry's storage that show that the push has started
 
 
-def start_publishing(server: Server, key: Path) -> subprocess.Popen[str]:
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A clean checkout of the last commit, with the installed tools."""
+    folder = tmp_path / "source"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    for name in (".venv", "build"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def start_publishing(source: Path, server: Server, key: Path) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "SLIPWAY_CI_READY": "1",
@@ -32,7 +44,7 @@ def start_publishing(server: Server, key: Path) -> subprocess.Popen[str]:
         "PYTEST_ADDOPTS": "-k 'labels or manifest'",  # the whole smoke tests have their own step in ci/test
     }
     return subprocess.Popen(
-        [str(ROOT / "ci/publish"), "cpu"],
+        [str(source / "ci/publish"), "cpu"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=sys.stderr,
@@ -52,9 +64,9 @@ def wait_for_push(server: Server, publisher: subprocess.Popen[str]) -> None:
 
 @pytest.mark.timeout(1800)
 def test_killed_push_promotes_nothing_and_publishing_again_finishes(
-    own_server: Server, keys: Path, tmp_path: Path
+    source: Path, own_server: Server, keys: Path, tmp_path: Path
 ) -> None:
-    publisher = start_publishing(own_server, keys / "cosign.key")
+    publisher = start_publishing(source, own_server, keys / "cosign.key")
     wait_for_push(own_server, publisher)
     own_server.kill()  # the engine would retry for a minute; a person would interrupt it
     time.sleep(1)
@@ -64,7 +76,7 @@ def test_killed_push_promotes_nothing_and_publishing_again_finishes(
     assert own_server.tags(REPOSITORY) == set()
 
     own_server.start()
-    publisher = start_publishing(own_server, keys / "cosign.key")
+    publisher = start_publishing(source, own_server, keys / "cosign.key")
     output, _ = publisher.communicate(timeout=900)
     assert publisher.returncode == 0
     moving = f"{own_server.host}/{REPOSITORY}:cpu"
@@ -74,7 +86,7 @@ def test_killed_push_promotes_nothing_and_publishing_again_finishes(
     verify = [sys.executable, "-c", "from buildkit.cli import main; main()", "verify", "--published", moving]
     done = subprocess.run(
         [*verify, "--key", str(keys / "cosign.pub"), "--registry-ca", str(own_server.ca), "--rebuild"],
-        cwd=ROOT,
+        cwd=source,
         env={**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_CONFIG": str(config)},
         capture_output=True,
         text=True,

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from buildkit.commands.publish import chosen_variants
+from buildkit.errors import RegistryError
+from buildkit.publishing.check import check_published
 from buildkit.publishing.release import Tags
+from buildkit.recipe.matrix import load_matrix
 from buildkit.registry.client import Registry
+from buildkit.registry.signature import Trust
 from tests.publish.conftest import ROOT, Server, docker_config, push_image
 
 
@@ -29,6 +34,16 @@ def test_dry_run_prints_tags_and_attachments() -> None:
     assert set(plan["attachments"]) == {"cyclonedx", "spdx", "provenance"}
 
 
+def test_a_release_has_all_targets_each_once() -> None:
+    place = ("--registry", "localhost:5000/slipway", "--key", "k", "--dry-run")
+    release = json.loads(buildkit("publish", "-t", "cpu", "-t", "rocm:rocm-debian", *place).stdout)
+    assert [image["tags"][-1] for image in release] == ["cpu", "rocm-rocm-debian"]
+    twice = buildkit("publish", "-t", "cpu", "-t", f"cpu:{release[0]['variant']}", *place)
+    assert json.loads(twice.stdout) == release[0]
+    matrix = load_matrix(ROOT)
+    assert chosen_variants(matrix, ["all"], None) == [target.default for target in matrix.targets.values()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -37,7 +52,10 @@ def test_dry_run_prints_tags_and_attachments() -> None:
         (["publish", "--target", "cpu", "--registry", "localhost/slipway:tag", "--key", "k"], "names a tag"),
         (["publish", "--target", "cpu", "--registry", "slipway", "--key", "k"], "names no image"),
         (["publish", "--target", "gpu", "--registry", "localhost/slipway", "--key", "k"], "there is no target"),
+        (["publish", "-tcpu", "-trocm", "--variant=v", "--registry=localhost/s", "--key=k"], "belongs to one --target"),
+        (["publish", "-tcpu:v", "--variant=v", "--registry=localhost/s", "--key=k"], "belongs to one --target"),
         (["verify", "--published", "localhost/slipway", "--key", "k"], "names no tag or digest"),
+        (["verify", "--published", "localhost/slipway:a", "--key", "k", "--variant", "v"], "--variant needs --target"),
         (["verify", "--published", "localhost/slipway:cpu"], "exactly one trusted signer"),
         (["sbom", "--target", "cpu", "--format", "swid"], "there is no format"),
     ],
@@ -63,6 +81,46 @@ def test_verify_prints_the_digest_to_use(released: tuple[Registry, Tags], own_se
     report = json.loads(buildkit("verify", "--published", str(reference), *place, "--json").stdout)
     assert report["passed"]
     assert report["digest"] == found.descriptor.digest
+
+
+def test_verify_exits_with_23_when_nothing_was_judged(
+    released: tuple[Registry, Tags], own_server: Server, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without cosign, with a key that cannot be read, or with a registry that cosign does not reach."""
+    registry, tags = released
+    verify = ("verify", "--published", str(registry.reference.tagged(tags.version)), "--registry-ca")
+    done = buildkit(*verify, str(own_server.ca), "--key", str(tmp_path / "absent.pub"))
+    assert done.returncode == 23
+    assert "cosign could not look for a signature" in done.stderr
+    assert "no such file" in done.stderr
+    assert "the image was not judged" in done.stderr
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = buildkit(*verify, str(own_server.ca), "--key", str(keys / "cosign.pub"))
+    assert done.returncode == 23
+    assert "cosign is not installed" in done.stderr
+    assert "do not use this image" not in done.stderr
+
+
+def test_verify_exits_with_20_when_the_registry_ends_in_between(
+    released: tuple[Registry, Tags], own_server: Server, trust: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, tags = released
+    monkeypatch.setattr("buildkit.publishing.check.check_labels", lambda _image: own_server.kill())
+    with pytest.raises(RegistryError, match="did not answer"):
+        check_published(registry, tags.version, trust, own_server.ca)
+
+
+def test_verify_compares_the_asked_target_and_variant(
+    released: tuple[Registry, Tags], own_server: Server, keys: Path
+) -> None:
+    registry, _ = released
+    place = ["--registry-ca", str(own_server.ca), "--key", str(keys / "cosign.pub"), "--quick"]
+    verify = ("verify", "--published", str(registry.reference.tagged("cpu")), *place)
+    assert buildkit(*verify, "--target", "cpu", "--variant", "small").returncode == 0
+    for asked in (["--target", "cuda"], ["--target", "cpu", "--variant", "other"]):
+        done = buildkit(*verify, *asked)
+        assert done.returncode == 24
+        assert f"and not as {'-'.join(asked[1::2])}" in done.stderr
 
 
 def test_verify_exits_with_24_for_another_image(

@@ -1,14 +1,14 @@
 """SLSA provenance: the builder and the inputs that it names, and statements that are refused."""
 
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from buildkit.errors import TrustError
 from buildkit.publishing import provenance
 from buildkit.publishing.provenance import Builder, BuildRecord, check_statement, read_builder, statement
-from tests.publish.conftest import LOCK_DIGEST, REVISION
+from tests.publish.conftest import LABELS, REVISION
 
 DIGEST = "sha256:" + "d" * 64
 BUILDER = Builder("https://ci.example/workflow", "https://ci.example/run/1", "git+https://ci.example/slipway")
@@ -81,38 +81,48 @@ def test_statement_is_about_the_image_its_source_and_its_lock(record: BuildRecor
     assert run["metadata"]["startedOn"] == "2026-11-21T10:00:00Z"
 
 
-def test_uncommitted_changes_are_recorded(record: BuildRecord) -> None:
-    document = statement("r.example/s", DIGEST, replace(record, changed=True), BUILDER)
-    source = document["predicate"]["buildDefinition"]["resolvedDependencies"][0]
-    assert source["annotations"] == {"uncommittedChanges": True}
+@pytest.mark.parametrize(("mark", "passes"), [({}, True), ({"uncommittedChanges": True}, False)])
+def test_a_build_with_uncommitted_changes_is_refused(record: BuildRecord, mark: dict[str, bool], passes: bool) -> None:
+    """Earlier releases signed this mark."""
+    document = statement("r.example/s", DIGEST, record, BUILDER)
+    document["predicate"]["buildDefinition"]["resolvedDependencies"][0]["annotations"] = mark
+    context = nullcontext() if passes else pytest.raises(TrustError, match="built with uncommitted changes to bbbbbb")
+    with context:
+        check_statement(provenance.encode(document), DIGEST, LABELS)
 
 
 def test_checkout_without_git_names_no_commit(record: BuildRecord) -> None:
     document = statement("r.example/s", DIGEST, replace(record, revision=""), BUILDER)
-    assert "no commit" in check_statement(provenance.encode(document), DIGEST, LOCK_DIGEST, "")
+    labels = {**LABELS, "org.opencontainers.image.revision": ""}
+    assert "no commit" in check_statement(provenance.encode(document), DIGEST, labels)
 
 
 def test_good_statement_has_a_summary(record: BuildRecord) -> None:
     content = provenance.encode(statement("r.example/s", DIGEST, record, BUILDER))
-    line = check_statement(content, DIGEST, LOCK_DIGEST, REVISION)
+    line = check_statement(content, DIGEST, LABELS)
     assert line == f"built by https://ci.example/workflow from {REVISION[:12]}"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("digest", "labels", "words"),
     [
-        (("sha256:" + "e" * 64, LOCK_DIGEST, REVISION), "about another image"),
-        ((DIGEST, "sha256:" + "e" * 64, REVISION), "about another lock"),
-        ((DIGEST, LOCK_DIGEST, "e" * 40), "about another source revision"),
+        ("sha256:" + "e" * 64, {}, "about another image"),
+        (DIGEST, {"dev.slipway.lock": "sha256:" + "e" * 64}, "about another lock"),
+        (DIGEST, {"dev.slipway.target": "cuda"}, "about another target"),
+        (DIGEST, {"dev.slipway.variant": "other"}, "about another variant"),
+        (DIGEST, {"dev.slipway.extension": "sha256:" + "e" * 64}, "about another extension"),
+        (DIGEST, {"org.opencontainers.image.revision": "e" * 40}, "about another source revision"),
     ],
 )
-def test_statement_about_something_else_is_refused(record: BuildRecord, arguments: Any, words: str) -> None:
+def test_statement_about_something_else_is_refused(
+    record: BuildRecord, digest: str, labels: dict[str, str], words: str
+) -> None:
     content = provenance.encode(statement("r.example/s", DIGEST, record, BUILDER))
     with pytest.raises(TrustError, match=words):
-        check_statement(content, *arguments)
+        check_statement(content, digest, {**LABELS, **labels})
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"subject": 1}', b"\xff", b'{"_type": [], "subject": [{}]}'])
 def test_invalid_statement_is_refused(content: bytes) -> None:
     with pytest.raises(TrustError, match="cannot be read"):
-        check_statement(content, DIGEST, LOCK_DIGEST, REVISION)
+        check_statement(content, DIGEST, LABELS)

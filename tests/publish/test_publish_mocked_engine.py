@@ -1,4 +1,4 @@
-"""`publish_image` from build to promotion. Registry and cosign are real; engine, build and smoke tests are mocked.
+"""`publish_images` from build to promotion. Registry and cosign are real; engine, build and smoke tests are mocked.
 
 The mocked build makes no image; the mocked engine saves a small one.
 """
@@ -15,19 +15,29 @@ from buildkit.errors import BuildError, BuildkitError, PublishError, RegistryErr
 from buildkit.images.archive import ImageArchive, read_member
 from buildkit.images.build import BuildResult
 from buildkit.publishing.check import check_published
-from buildkit.publishing.publish import ReleaseRequest, publish_image, push_staged
+from buildkit.publishing.publish import ReleaseRequest, publish_images, push_staged
 from buildkit.publishing.release import Tags
 from buildkit.recipe.lock import PackageChange
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
-from buildkit.recipe.project import source_revision
+from buildkit.recipe.project import UNCOMMITTED
 from buildkit.registry.client import Registry
 from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.signature import Signer, Trust
 from buildkit.running.engine import Docker
 from buildkit.supply.base import drift
 from tests.buildkit.images.test_archive import add, saved
-from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, make_layer, push_image
+from tests.publish.conftest import (
+    LABELS,
+    REVISION,
+    ROOT,
+    Server,
+    base_layers,
+    connect,
+    image_json,
+    make_layer,
+    push_image,
+)
 
 IMAGE_ID = "sha256:" + "c" * 64
 REPOSITORY = "slipway"
@@ -70,8 +80,9 @@ class Publisher:
 
     def save_image(self, path: Path) -> Path:
         lock = f"sha256:{read_lock(self.request.matrix, self.request.variant).digest}"
-        files = [*base_layers(), {"etc/slipway/image.json": json.dumps(image_json(lock))}]
-        labels = {**LABELS, "dev.slipway.lock": lock, "org.opencontainers.image.revision": source_revision(ROOT)}
+        variant = self.request.variant.name
+        files = [*base_layers(), {"etc/slipway/image.json": json.dumps({**image_json(lock), "variant": variant})}]
+        labels = {**LABELS, "dev.slipway.lock": lock, "dev.slipway.variant": variant}
         return saved(path, *map(make_layer, files), config={"Labels": labels})
 
     def run_smoke_tests(self, _root: Path, _target: str, image: str, *_: object, **__: object) -> int:
@@ -92,6 +103,7 @@ def publisher(own_server: Server, own_login: None, signer: Signer, monkeypatch: 
 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
     monkeypatch.setattr("buildkit.publishing.publish.is_committed", lambda *_: True)
+    monkeypatch.setattr("buildkit.publishing.publish.source_revision", lambda _root: REVISION)
     monkeypatch.setattr("buildkit.publishing.publish.run_container_tests", publisher.run_smoke_tests)
     return publisher
 
@@ -101,7 +113,9 @@ def test_mocked_engine_publishes_an_image_that_strangers_can_verify_with_each_co
     publisher: Publisher, tmp_path: Path, trust: Trust, compression: str
 ) -> None:
     publisher.request = replace(publisher.request, compression=compression)
-    publication = publish_image(publisher.request, MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
+    (publication,) = publish_images(
+        [publisher.request], MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"))
+    )
     report = check_published(publisher.registry, publication.digest, trust, publisher.server.ca)
     assert report.passed, report.checks
 
@@ -111,7 +125,7 @@ def test_mocked_engine_a_lock_that_is_not_committed_is_not_published(
 ) -> None:
     monkeypatch.setattr("buildkit.publishing.publish.is_committed", lambda *_: False)
     with pytest.raises(PublishError, match=r"images/locks/cpu/.*\.txt is not committed"):
-        publish_image(publisher.request, MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
+        publish_images([publisher.request], MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
     assert publisher.tested == []
 
 
@@ -124,7 +138,7 @@ def test_mocked_engine_an_image_with_another_base_than_the_locked_one_is_not_pub
 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
     with pytest.raises(PublishError, match=r"would not be the one of its lock: .*tini 1 -> 2") as caught:
-        publish_image(publisher.request, MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
+        publish_images([publisher.request], MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
     assert "buildkit lock --upgrade-base --target cpu" in caught.value.hint
     assert "commit the lock" in caught.value.hint
 
@@ -133,7 +147,7 @@ def test_mocked_engine_pulls_the_digest_back_and_it_is_tested_before_any_promoti
     publisher: Publisher, tmp_path: Path
 ) -> None:
     engine = MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"))
-    publication = publish_image(publisher.request, engine)
+    (publication,) = publish_images([publisher.request], engine)
     pulled = publisher.request.repository.at(publication.digest)
     assert engine.commands == [f"save {IMAGE_ID}", f"pull {pulled}", f"rmi {pulled}"]
     assert publisher.tested == [IMAGE_ID, str(pulled)]
@@ -149,7 +163,7 @@ def test_mocked_engine_publishes_one_digest_on_machines_with_other_clocks(publis
             config = json.loads(read_member(image, "config"))
             add(archive, "config", json.dumps({**config, "created": f"2026-11-23T{hour}:00:00Z"}).encode())
         publisher.tested.clear()
-        digests.add(publish_image(publisher.request, MockedEngine(tmp_path, image)).digest)
+        digests.add(publish_images([publisher.request], MockedEngine(tmp_path, image))[0].digest)
     assert len(digests) == 1
 
 
@@ -178,8 +192,13 @@ def fail_the_second_test(publisher: Publisher, patch: pytest.MonkeyPatch) -> Non
 
 
 def change_the_checkout(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
-    states = iter([False, True])
-    patch.setattr("buildkit.publishing.publish.source_changed", lambda _root: next(states))
+    revisions = iter(["a" * 40, "a" * 40, "a" * 40 + UNCOMMITTED])  # twice before the build
+    patch.setattr("buildkit.publishing.publish.source_revision", lambda _root: next(revisions))
+
+
+def dirty_the_checkout(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("buildkit.publishing.publish.source_revision", lambda _root: "a" * 40 + UNCOMMITTED)
+    patch.setattr("buildkit.publishing.publish.uncommitted", lambda _root: ["trainer/a.py", "b", "c", "d"])
 
 
 def change_nothing(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
@@ -189,6 +208,7 @@ def change_nothing(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("prepare", "failing", "error", "message"),
     [
+        (dirty_the_checkout, "", PublishError, r"trainer/a\.py, b, c and 1 more is not as in the commit aaaaaaaaaaaa,"),
         (change_the_checkout, "", PublishError, "changed while the image was built"),
         (swap_the_staged_image, "", PublishError, "names another image, .* than the one that was built"),
         (damage_a_layer, "", RegistryError, "tampered with or damaged"),
@@ -209,5 +229,32 @@ def test_mocked_engine_publishes_only_what_was_read_back_whole(
     prepare(publisher, monkeypatch)
     engine = MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"), failing)
     with pytest.raises(error, match=message):
-        publish_image(publisher.request, engine)
+        publish_images([publisher.request], engine)
     assert all(tag.startswith("staging-") for tag in publisher.server.tags(REPOSITORY))
+
+
+def test_mocked_engine_a_release_of_two_images_promotes_neither_when_the_second_fails(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    requests = [publisher.request, replace(publisher.request, compression="gzip")]
+    engine = MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"))
+    publisher.statuses = [0, 0, 0, 1]
+    with pytest.raises(PublishError, match="the smoke tests of"):
+        publish_images(requests, engine)
+    assert len(publisher.tested) == 4
+    assert all(tag.startswith(("staging-", "sha256-")) for tag in publisher.server.tags(REPOSITORY))
+    publisher.tested.clear()
+    publisher.statuses[3] = 0
+    publications = publish_images(requests, engine)
+    assert {tag for each in publications for tag in each.tags} <= publisher.server.tags(REPOSITORY)
+
+
+def test_mocked_engine_what_is_not_committed_stops_a_release_before_the_first_build(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = publisher.request.matrix.variant("rocm", "rocm-debian")
+    monkeypatch.setattr("buildkit.publishing.publish.is_committed", lambda _root, path: path.parent.name != "rocm")
+    engine = MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"))
+    with pytest.raises(PublishError, match=r"images/locks/rocm/rocm-debian\.txt is not committed"):
+        publish_images([publisher.request, replace(publisher.request, variant=other)], engine)
+    assert publisher.tested == []

@@ -16,7 +16,7 @@ from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustErr
 from buildkit.publishing import dsse, provenance
 from buildkit.publishing.check import PublishedImage, VerificationReport, check_provenance, check_published
 from buildkit.publishing.provenance import BuildRecord
-from buildkit.publishing.release import Publication, Tags, choose_tags, release
+from buildkit.publishing.release import Publication, Tags, choose_tags, read_staged
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
 from buildkit.registry.credentials import Credentials
@@ -30,11 +30,13 @@ from tests.publish.conftest import (
     Server,
     base_layers,
     connect,
+    image_json,
     push_image,
+    release,
     stage,
 )
 
-ALL_CHECKS = ["manifest", "signature", "layers", "labels", "sbom cyclonedx", "sbom spdx", "provenance"]
+ALL_CHECKS = ["manifest", "signature", "tag", "layers", "labels", "sbom cyclonedx", "sbom spdx", "provenance"]
 
 
 def failures(report: VerificationReport) -> dict[str, str]:
@@ -134,7 +136,7 @@ from pathlib import Path
 
 from buildkit.registry.credentials import read_credentials
 from buildkit.publishing.provenance import BuildRecord
-from buildkit.publishing.release import Tags, read_staged, release
+from buildkit.publishing.release import Tags, promote, read_staged, sign_staged
 from buildkit.recipe.lock import parse_lock
 from buildkit.registry.reference import parse_reference
 from buildkit.registry.client import Registry
@@ -150,7 +152,8 @@ tags = Tags(**given["tags"])
 image = read_staged(registry, tags)
 print("staged", flush=True)
 sys.stdin.readline()
-release(registry, image, tags, BuildRecord(**given["record"]), parse_lock(given["lock"]), Signer(given["key"]), ca)
+record, lock, signer = BuildRecord(**given["record"]), parse_lock(given["lock"]), Signer(given["key"])
+promote(registry, sign_staged(registry, image, tags, record, lock, signer, ca))
 """
 
 
@@ -211,8 +214,30 @@ def test_moved_tag_is_not_covered_by_the_signature(
     layers = [*base_layers(), {"opt/slipway/app/evil.py": "import os"}]
     push_image(registry, "cpu", layers)
     found = failures(check_published(registry, "cpu", trust, own_server.ca))
-    assert set(found) == {"signature", "layers", "sbom cyclonedx", "sbom spdx", "provenance"}
+    assert set(found) == {"signature", "tag", "layers", "sbom cyclonedx", "sbom spdx", "provenance"}
     assert "no signature by the key" in found["signature"]
+
+
+def test_a_tag_moved_to_another_signed_image_is_found(
+    released: tuple[Registry, Tags], own_server: Server, record: BuildRecord, signer: Signer, trust: Trust
+) -> None:
+    """The other image has our signature, too: only the signed tags tell that it is not what was asked for."""
+    registry, tags = released
+    layers = [*base_layers(), {"etc/slipway/image.json": json.dumps(image_json() | {"target": "rocm"})}]
+    digest = push_image(registry, "other", layers, {**LABELS, "dev.slipway.target": "rocm"})
+    other = replace(choose_tags("rocm", "small", True, "0.1.0", LOCK_DIGEST, digest), staging="other")
+    image = read_staged(registry, other)
+    release(registry, image, other, replace(record, target="rocm"), LOCK, signer, own_server.ca)
+    for tag in ("cpu", tags.version, tags.immutable, "mirrored"):
+        registry.put_manifest(tag, image.manifest.body, image.manifest.descriptor.media_type)
+        found = failures(check_published(registry, tag, trust, own_server.ca, quick=True))
+        assert set(found) == {"tag"}
+        assert f"it was published as {', '.join(other.promoted)}, and not as {tag}" in found["tag"]
+    for name in ("rocm", digest):
+        assert failures(check_published(registry, name, trust, own_server.ca)) == {}
+    for name, asked in (("mirrored", "rocm"), (digest, "rocm-small")):
+        assert failures(check_published(registry, name, trust, own_server.ca, published_as=asked)) == {}
+    assert set(failures(check_published(registry, digest, trust, own_server.ca, published_as="cpu"))) == {"tag"}
 
 
 def test_layer_changed_in_the_storage_is_found(

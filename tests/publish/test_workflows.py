@@ -179,7 +179,19 @@ def test_an_owner_with_capitals_publishes_in_lower_case(tmp_path: Path) -> None:
     (tmp_path / ".venv/bin/buildkit").chmod(0o755)
     environment = {**os.environ, "SLIPWAY_CI_READY": "1", "SLIPWAY_REGISTRY": "ghcr.io/Some-Team/Slipway"}
     done = subprocess.run([tmp_path / "ci/publish", "cpu"], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "ghcr.io/some-team/slipway publish --target cpu\n"
+    assert done.stdout == "ghcr.io/some-team/slipway publish --target=cpu\n"
+    for words, targets in (([], "--target=all"), (["cpu", "cuda:a"], "--target=cpu --target=cuda:a")):
+        command = [tmp_path / "ci/publish", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"ghcr.io/some-team/slipway publish {targets}\n"
+
+
+def test_a_version_tag_releases_all_targets() -> None:
+    publishing = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())
+    assert publishing[True]["push"] == {"tags": ["v*"]}
+    assert publishing["jobs"]["publish"]["with"] == {"target": "${{ inputs.target || 'all' }}"}
+    tagged = next(rule for rule in gitlab_jobs()["publish"]["rules"] if "CI_COMMIT_TAG" in rule["if"])
+    assert tagged["variables"] == {"TARGET": "all"}
 
 
 def test_builder_takes_nothing_but_the_name_of_a_target() -> None:
@@ -189,7 +201,7 @@ def test_builder_takes_nothing_but_the_name_of_a_target() -> None:
     assert set(call) == {"inputs"}
     assert set(call["inputs"]) == {"target"}
     job = builder["jobs"]["build"]
-    assert job["runs-on"] == "ubuntu-24.04"
+    assert job["runs-on"] == "${{ vars.LARGE_RUNNER || 'ubuntu-24.04' }}"
     assert job["env"]["SLIPWAY_BUILDER"] == ".github/workflows/build.yml"
     assert "{{ secrets" not in (ROOT / ".github/workflows/build.yml").read_text()
     assert "secrets" not in github_jobs()["publish/publish"]

@@ -12,6 +12,8 @@ from docker.models.containers import Container
 from docker.models.images import Image
 from testinfra.host import Host
 
+LABELS = {"dev.slipway.test": os.environ.get("SLIPWAY_TEST_RUN", "")}  # `buildkit test` removes what has its own
+
 
 @pytest.fixture(scope="session")
 def client() -> docker.DockerClient:
@@ -37,7 +39,7 @@ def start(client: docker.DockerClient, image: Image) -> Iterator[Callable[..., C
     started: list[Container] = []
 
     def start(*arguments: str, **options: Any) -> Container:
-        container = client.containers.run(image.id, list(arguments), detach=True, **options)
+        container = client.containers.run(image.id, list(arguments), detach=True, labels=LABELS, **options)
         started.append(container)
         return container
 
@@ -49,7 +51,7 @@ def start(client: docker.DockerClient, image: Image) -> Iterator[Callable[..., C
 @pytest.fixture(scope="module")
 def sleeper(client: docker.DockerClient, image: Image) -> Iterator[Container]:
     """A container that runs `sleep` under `launch`, for inspection."""
-    container = client.containers.run(image.id, ["--no-ray", "--", "sleep", "3600"], detach=True)
+    container = client.containers.run(image.id, ["--no-ray", "--", "sleep", "3600"], detach=True, labels=LABELS)
     yield container
     container.remove(force=True)
 

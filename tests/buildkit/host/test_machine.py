@@ -65,5 +65,6 @@ def test_the_container_joins_the_groups_that_own_the_devices(tmp_path: Path) -> 
     assert read_machine(root).device_groups == (4711,)
 
 
-def test_without_devices_the_usual_group_names_are_used(tmp_path: Path) -> None:
-    assert read_machine(BARE.write(tmp_path)).device_groups == (44, 109)
+@pytest.mark.parametrize("host", [BARE, DGX])
+def test_a_host_without_amds_devices_knows_nothing_about_their_groups(tmp_path: Path, host: Host) -> None:
+    assert read_machine(host.write(tmp_path)).device_groups is None

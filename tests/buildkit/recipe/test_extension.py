@@ -27,6 +27,13 @@ def test_requirements_are_read_as_pip_reads_them(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("text", ["", "\n# six\n"])
+def test_a_file_without_requirements_is_refused(tmp_path: Path, text: str) -> None:
+    """The image would be the plain one, under the plain one's name."""
+    with pytest.raises(ExtensionError, match=r"r\.txt names no requirement"):
+        read_requirements(write(tmp_path, "r.txt", text))
+
+
 def test_hashes_in_a_file_bind_the_wheels(tmp_path: Path) -> None:
     text = f"Six==1.17 \\\n  --hash=sha256:{'a' * 64} \\\n  --hash sha256:{'b' * 64}\n"
     read = read_requirements(write(tmp_path, "r.txt", text))

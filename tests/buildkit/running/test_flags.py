@@ -12,7 +12,7 @@ from buildkit.errors import RunError, UsageError
 from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine, read_machine
 from buildkit.host.shared_memory import shm_size
-from buildkit.running.flags import RunRequest, assume, check_volumes, container_flags
+from buildkit.running.flags import RunRequest, assume, check_volumes, container_flags, refuse_absent_gpus
 from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
 
 HOSTS = {"bare": BARE, "dgx": DGX, "mi300x": MI300X, "p5": P5}
@@ -96,6 +96,28 @@ def test_more_nodes_than_gpus_share_all_of_them(tmp_path: Path) -> None:
 def test_one_gpu_of_many(tmp_path: Path) -> None:
     flags = container_flags(request("cuda", gpus=1), machine_of(DGX, tmp_path))
     assert values(flags, "gpus") == ['"device=0"']
+
+
+@pytest.mark.parametrize("count", [0, 4, 8])
+def test_each_node_gets_the_gpus_that_are_asked_for(tmp_path: Path, count: int) -> None:
+    machine = assume(machine_of(Host(nvidia=count), tmp_path), "cuda", gpus=4)
+    both = [container_flags(request("cuda", nodes=2, gpus=4), machine, None, rank) for rank in range(2)]
+    assert [values(flags, "gpus") for flags in both] == [['"device=0,1,2,3"'], ['"device=4,5,6,7"']]
+    alone = container_flags(request("cuda", nodes=2, gpus=4), machine)
+    assert values(alone, "gpus") == ['"device=0,1,2,3"'], "the machine may have more"
+
+
+def test_each_amd_node_gets_the_gpus_that_are_asked_for(tmp_path: Path) -> None:
+    machine = assume(machine_of(BARE, tmp_path), "rocm", gpus=2)
+    flags = container_flags(request("rocm", nodes=2, gpus=2), machine, None, 1)
+    assert values(flags, "device") == ["/dev/kfd", "/dev/dri/renderD130", "/dev/dri/renderD131"]
+
+
+def test_more_gpus_than_this_machine_has_are_refused(tmp_path: Path) -> None:
+    machine = machine_of(DGX, tmp_path)
+    refuse_absent_gpus(request("cuda", nodes=2, gpus=4), machine)
+    with pytest.raises(RunError, match=r"3 node\(s\) with 4 GPUs each need 12, and this machine has 8"):
+        refuse_absent_gpus(request("cuda", nodes=3, gpus=4), machine)
 
 
 def test_requested_flags_are_included(tmp_path: Path) -> None:

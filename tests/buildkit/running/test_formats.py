@@ -126,13 +126,52 @@ def test_podman_takes_gpus_by_cdi(tmp_path: Path) -> None:
 
 
 def test_rootless_podman_asks_only_for_the_callers_limits(tmp_path: Path) -> None:
-    machine = replace(machine_of(MI300X, tmp_path), uid=1000)
+    machine = replace(machine_of(MI300X, tmp_path), uid=1000, gid=1000)
     flags = podman_flags(container_flags(request("rocm"), machine), machine)
     found = [(flag.name, flag.value) for flag in flags]
     assert ("userns", "keep-id") in found
     assert [value for name, value in found if name == "group-add"] == ["keep-groups"]
     assert [value for name, value in found if name == "ulimit"] == ["host"]
     assert "user" not in dict(found)
+
+
+def test_rootless_podman_keeps_another_user_that_was_asked_for(tmp_path: Path) -> None:
+    machine = replace(machine_of(BARE, tmp_path), uid=1000, gid=1000)
+    flags = podman_flags(container_flags(request("cpu", user="4711:4711"), machine), machine)
+    assert {flag.name: flag.value for flag in flags}["user"] == "4711:4711"
+    assert "userns" not in {flag.name for flag in flags}
+
+
+def test_the_group_of_gpus_in_another_machine_is_found_there(tmp_path: Path) -> None:
+    """The texts for ROCm, written on a host without an AMD GPU."""
+    machine = read_machine(BARE.write(tmp_path))
+    for shown in ("docker", "podman"):
+        text = written(shown, request("rocm"), replace(machine, uid=0))
+        assert '--group-add "$(stat -c %g /dev/kfd)"' in text
+    assert "--group-add keep-groups" in written("podman", request("rocm"), replace(machine, uid=1000))
+    text = written("compose", request("rocm", nodes=2), machine)
+    assert text.count("export GPU_GROUP=$(stat -c %g /dev/kfd)") == 1
+    for node in check_compose(text)["services"].values():
+        assert node["group_add"] == ["${GPU_GROUP:?export GPU_GROUP first}"]
+    pod = check_kubernetes(written("kubernetes", request("rocm"), machine))["Job"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsUser"] == 0, "the owner of the devices needs no group"
+
+
+def test_the_asked_gpus_are_chosen_where_the_runtime_hands_in_all(tmp_path: Path) -> None:
+    for target, host, variable in (("cuda", DGX, "CUDA"), ("rocm", MI300X, "ROCR"), ("rocm", BARE, "ROCR")):
+        machine = machine_of(host, tmp_path / target / str(host.amd))
+        for shown in ("apptainer", "enroot"):
+            assert f"{variable}_VISIBLE_DEVICES=0,1" in words(written(shown, request(target, gpus=2), machine))
+            assert f"{variable}_VISIBLE_DEVICES" not in written(shown, request(target), machine)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"environment": ("HOME",)}, {"volumes": ("./data:/data",)}, {"volumes": ("/data",)}, {"volumes": ("A:/data",)}],
+)
+def test_what_a_pod_cannot_have_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"--env HOME: |--volume .*: neither a folder of the nodes nor a claim"):
+        written("kubernetes", request("cpu", **changes), machine_of(BARE, tmp_path))
 
 
 def test_podman_on_selinux_may_use_the_devices(tmp_path: Path) -> None:

@@ -50,9 +50,13 @@ def options_of(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize(("target", "host"), [("cpu", BARE), ("cuda", DGX), ("rocm", MI300X)])
-def test_bash_and_shellcheck_accept_it(tmp_path: Path, container: str, target: str, host: Host) -> None:
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_bash_and_shellcheck_accept_it(
+    tmp_path: Path, container: str, target: str, host: Host, exclusive: bool
+) -> None:
     path = tmp_path / "job.sh"
-    path.write_text(script(tmp_path, target, host, SlurmOptions(container=container), environment=("A=$x 'y'",)))
+    options = SlurmOptions(container=container, exclusive=exclusive)
+    path.write_text(script(tmp_path, target, host, options, environment=("A=$x 'y'",)))
     subprocess.run(["bash", "-n", path], check=True)
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
@@ -178,10 +182,11 @@ def cluster(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def submit(folder: Path, text: str) -> subprocess.Popen[bytes]:
+def submit(folder: Path, text: str, **variables: str) -> subprocess.Popen[bytes]:
     (folder / "job.sh").write_text(text)
     environment = {
         **os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "42", "SLURMD_NODENAME": "n1",
+        **variables,
     }  # fmt: skip
     return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment)
 
@@ -207,6 +212,41 @@ def test_a_finished_job_is_not_requeued_with_fake_slurm_and_docker(cluster: Path
     handed = (cluster / "environment").read_text()
     assert {"SLURM_JOB_ID=42", "SLURMD_NODENAME=n1"} <= set(handed.splitlines())
     assert re.search(r"^SLIPWAY_TOKEN=[0-9a-f]{64}$", handed, re.MULTILINE)
+
+
+def test_a_job_on_a_shared_node_gets_its_own_gpus_with_fake_slurm_and_docker(cluster: Path) -> None:
+    (cluster / "end").touch()
+    text = script(cluster, options=SlurmOptions(exclusive=False))
+    assert submit(cluster, text, SLURM_STEP_GPUS="4,6").wait(timeout=30) == 0
+    calls = (cluster / "calls").read_text()
+    assert '<--gpus><"device=4,6">' in calls
+    assert calls.count("<--gpus>") == 1
+    submit(cluster, text).wait(timeout=30)
+    assert (cluster / "calls").read_text().count("<run>") == 1, "without Slurm's choice, nothing is started"
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "container", "words"),
+    [
+        ("cuda", DGX, "podman", 'flags+=(--device "nvidia.com/gpu=$gpu")'),
+        ("rocm", MI300X, "docker", 'flags+=(--env "ROCR_VISIBLE_DEVICES=$gpus")'),
+        ("rocm", MI300X, "podman", 'flags+=(--env "ROCR_VISIBLE_DEVICES=$gpus")'),
+    ],
+)
+def test_a_shared_nodes_gpus_are_slurms_choice(
+    tmp_path: Path, target: str, host: Host, container: str, words: str
+) -> None:
+    text = script(tmp_path, target, host, SlurmOptions(container=container, exclusive=False), gpus=2)
+    assert words in text
+    assert "nvidia.com/gpu=all" not in text
+    assert words not in script(tmp_path, target, host, SlurmOptions(container=container))
+
+
+def test_rootless_podman_keeps_the_groups_that_own_the_gpus(tmp_path: Path) -> None:
+    request = RunRequest("slipway:rocm", "rocm", ("train",), nodes=2, name="ppo")
+    machine = replace(read_machine(BARE.write(tmp_path)), uid=1000)
+    text = slurm_text(request, machine, IMAGES, SlurmOptions(container="podman"))
+    assert "--group-add keep-groups" in text
 
 
 @pytest.mark.parametrize("awk", [awk for awk in ("mawk", "gawk", "busybox awk") if shutil.which(awk.split()[0])])

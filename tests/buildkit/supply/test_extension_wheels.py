@@ -136,6 +136,15 @@ def test_hashes_of_the_user_bind_the_wheel(add: Callable[..., list[str]], tmp_pa
         add("plain==2.0", hashes={"plain": frozenset({"0" * 64})})
 
 
+def test_hashes_of_the_user_bind_the_wheels_of_the_image(add: Callable[..., list[str]], lock: Lock) -> None:
+    right = next(iter(next(pin.hashes for pin in lock.pins if pin.name == "numpy")))
+    assert add("numpy", hashes={"numpy": frozenset({right, "0" * 64})}) == []
+    with pytest.raises(
+        ExtensionError, match=r"r\.txt, line 1: numpy 2\.4\.6 of cpu-small has no sha256 that is listed"
+    ):
+        add("numpy", hashes={"numpy": frozenset({"0" * 64})})
+
+
 def test_a_vendors_base_keeps_the_vendors_torch(
     host: HostSettings, lock: Lock, variant: Variant, tmp_path: Path
 ) -> None:
