@@ -17,6 +17,7 @@ CACHES = {
     "HF_HOME": "huggingface",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "VLLM_CACHE_ROOT": "vllm",
     "MPLCONFIGDIR": "matplotlib",
 }
