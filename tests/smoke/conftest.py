@@ -12,6 +12,11 @@ from docker.models.containers import Container
 from docker.models.images import Image
 from testinfra.host import Host
 
+INSTALLED = (  # without the names that a distribution stands for
+    "import importlib.metadata as m, json, sys; sys.path.remove('/opt/slipway/app'); "
+    "print(json.dumps({d.name: d.version for d in m.distributions()}))"
+)
+
 
 @pytest.fixture(scope="session")
 def client() -> docker.DockerClient:
