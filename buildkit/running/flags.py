@@ -156,7 +156,9 @@ def fabric_flags(machine: Machine, target: str) -> list[Flag]:
         Flag("cap-add", "IPC_LOCK", "RDMA registers memory, which must stay in RAM"),
     ]
     if machine.gdrcopy:
-        flags.append(Flag("device", "/dev/gdrdrv", "GDRCopy: small copies to the GPU without launching a kernel"))
+        flags.append(
+            Flag("device", "/dev/gdrdrv", "GDRCopy: small copies to the GPU, if libgdrapi is added to the image")
+        )
     return flags
 
 
