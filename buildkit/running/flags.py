@@ -17,7 +17,7 @@ from buildkit.host.shared_memory import shm_size
 OPEN_FILES = 2**20
 STOP_SECONDS = 120  # from SIGTERM to SIGKILL: time to write a checkpoint
 LAUNCH_SECONDS = 10  # of these, for `launch` to stop Ray and itself
-LAUNCH_COMMANDS = ("train", "explain", "hosts", "attach", "preflight", "environments")
+LAUNCH_COMMANDS = ("train", "explain", "hosts", "attach", "preflight", "environments")  # any other word is a program
 RESULTS = "/runs"  # where `--output` is mounted
 GPUS_ASSUMED = 8  # per node, if this machine has none
 

@@ -140,6 +140,18 @@ def test_ray_forms_on_one_node_as_any_user_on_a_read_only_root(start: Start, opt
     assert "nodes 1" in output
 
 
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [({"mem_limit": "256m"}, "only 256 MiB may be used (/sys/fs/cgroup"), ({"pids_limit": 100}, "only 100 processes")],
+)
+def test_a_limit_of_the_container_is_the_cause_that_is_named(start: Start, limit: dict[str, Any], named: str) -> None:
+    status, output = finish(start("--single", "--", "true", **limit))
+    assert status == 15, output
+    assert named in output
+    assert "hint: raise the limit" in output
+    assert "ValueError" not in output
+
+
 @pytest.mark.parametrize("arguments", [("--no-ray", "--", "sleep", "600"), (ANYWHERE, "--", "sleep", "600")])
 def test_sigterm_stops_within_ten_seconds(start: Start, arguments: tuple[str, ...]) -> None:
     container = start(*arguments, shm_size="1g")
