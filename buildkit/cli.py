@@ -30,7 +30,6 @@ from buildkit.recipe.project import own_project, project_version
 app = typer.Typer(
     help="Build, run and test Slipway's container images.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -34,7 +34,7 @@ from buildkit.images.parent import find_parent
 from buildkit.recipe.extension import read_extension
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.platform import choose_platform, host_platform
-from buildkit.running.engine import open_engine
+from buildkit.running.engine import names_registry, open_engine
 from buildkit.supply.base import choose_provider, shown
 from buildkit.supply.resolve import lock_for_build
 from buildkit.warming.source import Source
@@ -56,6 +56,13 @@ def build(
         ),
     ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Additional tag. Repeatable.")] = None,
+    push: Annotated[
+        bool,
+        typer.Option(
+            "--push",
+            help="Push each --tag to its registry, as docker does. `publish` also tests, describes and signs.",
+        ),
+    ] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Rebuild every layer.")] = False,
     progress: Annotated[str, typer.Option(help="Progress output, as in docker: auto, plain or tty.")] = "auto",
     warm: WarmCacheSource = None,
@@ -86,6 +93,13 @@ def build(
         raise UsageError(
             "--from only adds to an image", "name what: --with, --apt, --copy, or [extend] in a slipway.toml; no --warm"
         )
+    names = tuple(tag or ())
+    if push and not (names and all(map(names_registry, names))):
+        wrong = next((name for name in names if not names_registry(name)), "")
+        raise UsageError(
+            f"--push: {f'--tag {wrong} names' if wrong else 'no --tag names'} no registry",
+            f"add --tag HOST[:PORT]/{(wrong or f'slipway:{chosen.identifier}').lstrip('/')}",
+        )
     if dry_run:
         lock = read_lock(matrix, chosen)
         provider, reason = choose_provider(chosen.base, base, open_engine(engine), lock)
@@ -95,8 +109,9 @@ def build(
     lock = lock_for_build(matrix, chosen, read_host(), cache_folder(), locked)
     source = Source(warm, warm_key or "", registry_ca) if warm else None
     parent = find_parent(extended, matrix, chosen, lock, opened, registry_ca) if extended else None
-    names = tuple(tag or ())
     result = build_image(matrix, chosen, opened, base, names, no_cache, progress, source, locked, parent)
+    for name in names if push else ():
+        opened.push(name)
     if as_json:
         emit(asdict(result))
         return

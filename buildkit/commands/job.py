@@ -1,5 +1,7 @@
 """Shared by `run` and `slurm`: the options of a job, its request, and the machine that it runs on."""
 
+import logging
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +19,8 @@ from buildkit.running.flags import RESULTS, RunRequest, assume, caller, checked_
 from buildkit.warming.cache import PLACE, key_here, refuse_other_lock, refuse_other_machine
 from buildkit.warming.source import Source, open_cache
 
+log = logging.getLogger(__name__)
+
 Volumes = Annotated[
     list[str] | None, typer.Option("--volume", "-v", help="Mount HOST:CONTAINER[:ro] on every node. Repeatable.")
 ]
@@ -32,7 +36,14 @@ Memory = Annotated[
 Fabric = Annotated[
     str | None, typer.Option("--fabric", help=f"Fabric of the nodes, if the job runs elsewhere: {', '.join(FABRICS)}.")
 ]
-Command = Annotated[list[str] | None, typer.Argument(help="Command for `launch`, after `--`.", metavar="COMMAND…")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="After `--`: a command of `launch`, like train; `-- PROGRAM` to run a program on the cluster; or PROGRAM "
+        "alone, which runs as it is, without a cluster.",
+        metavar="COMMAND…",
+    ),
+]
 
 
 def make_request(
@@ -43,7 +54,7 @@ def make_request(
     volumes = list(volume or ())
     volumes += [f"{data.resolve()}:/data:ro"] if data else []
     volumes += [f"{output.resolve()}:{RESULTS}"] if output else []
-    return RunRequest(
+    request = RunRequest(
         image=image or f"slipway:{chosen.identifier}",
         target=chosen.target,
         command=tuple(command or ("train",)),
@@ -55,6 +66,11 @@ def make_request(
         debug=chosen.debug,
         name=name or default_name,
     )
+    if nodes > 1 and request.is_program:
+        line = shlex.join(request.command)
+        instead = f"to run it on the cluster, write `-- -- {line}`"
+        log.warning("`%s` runs on each of the %d nodes, without a cluster; %s", line, nodes, instead)
+    return request
 
 
 def start_with(request: RunRequest, warm: Path) -> RunRequest:

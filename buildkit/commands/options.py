@@ -3,13 +3,14 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from buildkit.errors import UsageError
+from buildkit.errors import BuildkitError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.recipe.platform import PLATFORMS
@@ -21,8 +22,30 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 Project = Annotated[
     Path | None, typer.Option(help="A Slipway checkout. Default: the one around this folder, else the installed data.")
 ]
-TargetName = Annotated[str, typer.Option("--target", "-t", help=f"{', '.join(ACCELERATORS)}.")]
-VariantName = Annotated[str | None, typer.Option("--variant", help="Variant of the target. Default: its first.")]
+
+
+def complete_variant(context: typer.Context, incomplete: str) -> list[str]:
+    """The variants of the target that is on the command line so far, for the shell's completion."""
+    try:
+        targets = open_matrix(context.params.get("project")).targets
+    except BuildkitError:
+        return []
+    chosen = [targets[name] for name in (context.params.get("target"),) if name in targets] or targets.values()
+    return [name for target in chosen for name in target.variants if name.startswith(incomplete)]
+
+
+def complete_from(*words: str) -> Callable[[str], list[str]]:
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+TargetName = Annotated[
+    str,
+    typer.Option("--target", "-t", help=f"{', '.join(ACCELERATORS)}.", autocompletion=complete_from(*ACCELERATORS)),
+]
+VariantName = Annotated[
+    str | None,
+    typer.Option("--variant", help="Variant of the target. Default: its first.", autocompletion=complete_variant),
+]
 WithDebug = Annotated[
     bool, typer.Option("--with-debug", help="Add debugpy, py-spy, gdb and Ray's post-mortem debugger.")
 ]

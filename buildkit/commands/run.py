@@ -1,6 +1,7 @@
 """The command `run`: starts the image on this machine, or prints how to start it elsewhere."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -74,6 +75,21 @@ def run(
     warm_key: WarmKey = None,
     registry_ca: RegistryCa = None,
     engine: EngineName = "auto",
+    interactive: Annotated[
+        bool,
+        typer.Option(
+            "--interactive",
+            "-i",
+            "-it",
+            help="Connect your terminal, or what is piped in, to the command.",
+        ),
+    ] = False,
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publish", "-p", help="Port of the head to open here: [[HOST:]PORT:]PORT. Repeatable.", metavar="PORTS"
+        ),
+    ] = None,
     shown: Annotated[
         str | None, typer.Option("--print", help=f"Print how to run it instead: {', '.join(FORMATS)}.")
     ] = None,
@@ -101,6 +117,14 @@ def run(
     )  # fmt: skip
     if shown in AS_CALLER and request.user != caller():
         raise UsageError(f"--user {request.user}: {shown} runs as the user who starts it", "leave out --user")
+    if shown and publish:
+        raise UsageError(
+            f"--publish: the containers of --print {shown} open their ports by themselves",
+            "leave it out: they use the host's network, or that of their cluster",
+        )
+    if interactive and shown and shown not in TEXTS:
+        raise UsageError(f"--interactive: nobody types to a job of --print {shown}", f"one of: {', '.join(TEXTS)}")
+    request = replace(request, published=tuple(publish or ()), interactive=interactive)
     machine = make_machine(request, gpus, memory, fabric)
     opened = None if described else open_engine(engine)
     if warm:

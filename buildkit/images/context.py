@@ -12,7 +12,7 @@ from buildkit.images.parent import OWN_STAGE, Parent
 from buildkit.images.plan import CODE
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile, render_extension
 from buildkit.recipe.extension import LEFT_OUT, LockedExtension
-from buildkit.recipe.lock import Lock
+from buildkit.recipe.lock import STANDS_FOR, Lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import split_by_layer
@@ -26,6 +26,7 @@ from entrypoints.__main__ import main
 
 sys.exit(main())
 """
+USER = "import os, entrypoints.host.user; entrypoints.host.user.complete(os.environ)\n"  # run when Python starts
 
 
 def stage(
@@ -50,11 +51,13 @@ def stage(
     (context / "constraints.txt").write_text(lock.constraints)
     (context / "launch").write_text(LAUNCH)
     (context / "launch").chmod(0o755)
+    (context / "slipway_user.pth").write_text(USER)
     for package in CODE:
         shutil.copytree(
             code_folder(matrix.root, package), context / "app" / package, ignore=shutil.ignore_patterns("__pycache__")
         )
     stage_aliases(matrix.images / "aliases", context)
+    stage_names(context / "app", variant, lock)
     for folder in ("app", "workspace"):
         fix_modes(context / folder)
     if warm:
@@ -126,6 +129,16 @@ def stage_aliases(aliases: Path, context: Path) -> None:
     environment = context / "workspace" / "verl" / "trainer" / "runtime_env.yaml"
     environment.parent.mkdir(parents=True)
     shutil.copy2(aliases / "verl" / "trainer" / "runtime_env.yaml", environment)
+
+
+def stage_names(app: Path, variant: Variant, lock: Lock) -> None:
+    """Metadata by which programs find a distribution under the name that it stands for: `vllm` asks for `vllm`."""
+    for name, stands_for in STANDS_FOR.items():
+        if version := lock.versions.get(name):
+            local = f"{version.partition('+')[0]}+{variant.target}"
+            folder = app / f"{stands_for}-{local}.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {stands_for}\nVersion: {local}\n")
 
 
 def stage_wheels(context: Path, matrix: Matrix, lock: Lock, host: HostSettings) -> None:

@@ -26,6 +26,8 @@ from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import layer_of, layer_requirements
 
 COLLECTIVES = "|".join(row.collectives for row in ACCELERATORS.values() if row.collectives)
+TOOLKIT_PART = re.compile(r"nvidia-(cuda-.+|nvvm|nvjitlink|nvtx|nvfatbin|nvptxcompiler)(-cu\d+)?")
+COMPILER = {"nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-nvvm"}  # what compiling needs
 SYSTEM = 2**20  # bytes of an empty virtual environment
 CODE = ("entrypoints", "trainer")
 
@@ -211,6 +213,27 @@ def check_cuda(_matrix: Matrix, _variant: Variant, lock: Lock) -> PlanCheck:
     return verdict("one CUDA major", several, f"CUDA {next(iter(majors))}" if majors else "no CUDA among the wheels")
 
 
+def check_toolkit(_matrix: Matrix, _variant: Variant, lock: Lock) -> PlanCheck:
+    """Whether CUDA's compiler, headers and libraries are of the release that torch runs with, to the minor version:
+    nvcc refuses the headers of another. The linker nvJitLink alone may be newer, as NVIDIA's own requirements say."""
+    parts = {name: Version(version) for name, version in lock.versions.items() if TOOLKIT_PART.fullmatch(name)}
+    runtime = next((version for name, version in parts.items() if "-runtime" in name), None)
+    if runtime is None:
+        return PlanCheck("CUDA toolkit", "ok", "no CUDA among the wheels")
+    release = runtime.release[:2]
+    wrong = [
+        f"{name} {version} is not of CUDA {runtime.major}.{runtime.minor}"
+        for name, version in sorted(parts.items())
+        if version.release[:2] != release
+        and not ("nvjitlink" in name and version.major == runtime.major and version > runtime)
+    ]
+    present = {name.removesuffix(f"-cu{runtime.major}") for name in parts}
+    if not wrong and (missing := sorted(COMPILER - present)):
+        detail = f"{', '.join(missing)} missing: FlashInfer and extensions of torch compile no kernels"
+        return PlanCheck("CUDA toolkit", "warn", detail)
+    return verdict("CUDA toolkit", wrong, f"compiler, headers and libraries of CUDA {runtime.major}.{runtime.minor}")
+
+
 def check_driver(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
     oldest = ACCELERATORS["cuda"].oldest_driver
     needed = [oldest[major] for major in cuda_majors(lock) if major in oldest]
@@ -268,6 +291,7 @@ CHECKS: tuple[Callable[[Matrix, Variant, Lock], PlanCheck], ...] = (
     check_glibc,
     check_collectives,
     check_cuda,
+    check_toolkit,
     check_driver,
     check_architectures,
     check_rocm,

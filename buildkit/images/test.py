@@ -13,7 +13,7 @@ from buildkit.running.nodes import TIMED_OUT
 
 TIERS = ("smoke", "cluster")
 CLEAN_UP = 30  # seconds in which interrupted tests remove their containers
-LABEL = "dev.slipway.test"  # of the tests' containers and networks; its value is the run's
+LABEL = "dev.slipway.test"  # of the tests' containers, networks and volumes; its value is the run's
 # The first signal ends the tests and removes what they started; another one must not end that, too.
 PYTEST = """
 import signal, sys, pytest
@@ -47,7 +47,7 @@ def run_container_tests(
     """pytest's status. `output` is the file descriptor that gets its report, our own stdout when not given.
 
     Tests that run for more than `limit` seconds are interrupted, and the status is `TIMED_OUT`. However they end, their
-    containers and networks are removed.
+    containers, networks and volumes are removed.
     """
     run = secrets.token_hex(8)
     names = {"SLIPWAY_TEST_IMAGE": image, "SLIPWAY_TEST_TARGET": target, "SLIPWAY_TEST_RUN": run}
@@ -88,13 +88,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def remove_leftovers(label: str) -> None:
-    """Removes the containers and networks with a label; there are some if the tests were killed."""
+    """Removes the containers, networks and volumes with a label; there are some if the tests were killed."""
     docker = shutil.which("docker")
     if docker is None:
         return
     for listing, removal in (
         (["container", "ls", "--all"], ["container", "rm", "--force", "--volumes"]),
         (["network", "ls"], ["network", "rm"]),
+        (["volume", "ls"], ["volume", "rm"]),
     ):
         command = [docker, *listing, "--quiet", "--filter", f"label={label}"]
         if names := subprocess.run(command, capture_output=True, text=True, check=False).stdout.split():

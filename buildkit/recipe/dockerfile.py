@@ -38,6 +38,7 @@ def render_dockerfile(
         "provider": provider,
         "download_caches": download_caches(lock.pins, matrix.wheel_layers),
         "env": matrix.env(variant.target, variant.debug),
+        "toolkit": variant.compiles_cuda,
         "labels": labels,
         "warm": warm,
         **base_values(variant, lock),

@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from buildkit.errors import MatrixError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
@@ -21,7 +22,8 @@ from buildkit.recipe.user_file import UserFile, read_user_file
 
 STATUSES = ("proven", "untested")
 SHARED = ("base", "architectures", "driver")  # what a target sets for those of its variants that do not
-MERGED = ("exclude", "prune", "indexes")  # tables of a target to which its variants add
+MERGED = ("requirements", "exclude", "prune", "indexes")  # lists and tables of a target to which its variants add
+TOOLKIT = "cuda-toolkit"  # the distribution whose extras are the parts of one release of CUDA
 DEBUG_SUFFIX, EXTENDED_SUFFIX = "-debug", "-extended"
 GLIBC = re.compile(r"2\.\d{1,3}")
 
@@ -130,6 +132,12 @@ class Variant:
             "extra": "",
         }
         return requirement.marker is None or requirement.marker.evaluate(environment)
+
+    @property
+    def compiles_cuda(self) -> bool:
+        """Whether the image has CUDA's compiler and headers, in /usr/local/cuda."""
+        names = {canonicalize_name(Requirement(text).name) for text in self.requirements}
+        return TOOLKIT in names - set(map(canonicalize_name, self.exclude))
 
     @property
     def trains(self) -> bool:
@@ -336,7 +344,7 @@ def read_variant(
         "base": base,
         "packages": tuple(sorted(packages - set(entry.get("without_packages", ())))),
         "indexes": read_indexes(indexes, path, place),
-        "requirements": tuple(entry.get("requirements", ())),
+        "requirements": (*inherited.get("requirements", ()), *entry.get("requirements", ())),
         "architectures": tuple(values.get("architectures", ())),
     }
     return build(Variant, values, path, place)

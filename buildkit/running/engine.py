@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from buildkit.errors import BuildError, EngineError, UsageError
+from buildkit.errors import BuildError, EngineError, RegistryError, UsageError
 from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine
 from buildkit.running.formats import podman_flags
@@ -102,6 +102,15 @@ class ContainerEngine(ABC):
                 f"the build ended with status {status}: {shlex.join(command)}",
                 "the last step above failed; existing images are unchanged. Repair what it names, then run the same "
                 "`buildkit` command again: finished downloads are kept",
+            )
+
+    def push(self, reference: str) -> None:
+        """Sends a tag to the registry in its name, with the engine's login. Raises `RegistryError`."""
+        if subprocess.run([*self.program, "push", reference], stdout=2, check=False).returncode != 0:
+            registry = reference.partition("/")[0]
+            raise RegistryError(
+                f"{self.name} could not push {reference}: its message is above",
+                f"the image is built and tagged here; `{self.name} login {registry}`, then `{self.name} push` it",
             )
 
     def inspect(self, reference: str) -> dict[str, Any] | None:
@@ -204,11 +213,16 @@ def is_proxy(variable: str) -> bool:
     return variable.lower().endswith("_proxy")
 
 
+def names_registry(reference: str) -> bool:
+    first, slash, _ = reference.partition("/")
+    return bool(slash) and ("." in first or ":" in first or first == "localhost")
+
+
 def full_name(reference: str) -> str:
     """The reference with docker's default registry when it names none; podman has no default registry."""
-    first, slash, _ = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
+    if names_registry(reference):
         return reference
+    slash = "/" in reference
     return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
 
 

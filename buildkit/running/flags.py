@@ -18,13 +18,17 @@ from buildkit.host.shared_memory import shm_size
 OPEN_FILES = 2**20
 STOP_SECONDS = 120  # from SIGTERM to SIGKILL: time to write a checkpoint
 LAUNCH_SECONDS = 10  # of these, for `launch` to stop Ray and itself
+LAUNCH_COMMANDS = ("train", "explain", "hosts", "attach", "preflight", "environments")  # any other word is a program
 RESULTS = "/runs"  # where `--output` is mounted
 GPUS_ASSUMED = 8  # per node, if this machine has none
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A job. `volumes` and `environment` are written as in docker; `shm_bytes` and `gpus` are per node."""
+    """A job. `volumes`, `environment` and `published` are written as in docker; `shm_bytes` and `gpus` are per node.
+
+    `interactive` connects this terminal, or what is piped into us, to the head.
+    """
 
     image: str
     target: str
@@ -32,6 +36,8 @@ class RunRequest:
     nodes: int = 1
     volumes: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
+    published: tuple[str, ...] = ()
+    interactive: bool = False
     user: str | None = None
     shm_bytes: int | None = None
     gpus: int | None = None
@@ -39,9 +45,17 @@ class RunRequest:
     name: str = field(default_factory=lambda: new_job_name())
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
+    @property
+    def is_program(self) -> bool:
+        """Whether the command is a program of the image, which runs as it is and without a cluster."""
+        return not self.command[0].startswith("-") and self.command[0] not in LAUNCH_COMMANDS
+
     def words(self, seconds: int = STOP_SECONDS) -> tuple[str, ...]:
-        """The entrypoint's arguments: the command, with most of the `seconds` before SIGKILL as its grace period."""
-        if "--grace" in self.command:
+        """The entrypoint's arguments: the command, with most of the `seconds` before SIGKILL as its grace period.
+
+        A program is not `launch`'s to end. A `--grace` of the user comes later, and counts.
+        """
+        if self.is_program:
             return self.command
         return ("--grace", str(max(seconds - LAUNCH_SECONDS, 5)), *self.command)
 
@@ -112,6 +126,7 @@ def container_flags(
     if request.user:
         flags.append(Flag("user", request.user, "files that the job writes belong to you"))
     flags += [Flag("volume", volume, "asked for") for volume in request.volumes]
+    flags += [Flag("publish", ports, "asked for") for ports in request.published if rank == 0]
     flags += [Flag("env", variable, "asked for") for variable in request.environment]
     return tuple(flags)
 
@@ -152,7 +167,9 @@ def fabric_flags(machine: Machine, target: str) -> list[Flag]:
         Flag("cap-add", "IPC_LOCK", "RDMA registers memory, which must stay in RAM"),
     ]
     if machine.gdrcopy:
-        flags.append(Flag("device", "/dev/gdrdrv", "GDRCopy: small copies to the GPU without launching a kernel"))
+        flags.append(
+            Flag("device", "/dev/gdrdrv", "GDRCopy: small copies to the GPU, if libgdrapi is added to the image")
+        )
     return flags
 
 

@@ -22,6 +22,10 @@ HOSTS = (
     Flag("env", "SLIPWAY_HOSTS", "the nodes, head first, from your environment"),
     Flag("env", "SLIPWAY_TOKEN", "the job's shared secret, from your environment"),
 )
+TERMINAL = (
+    Flag("interactive", "", "your input reaches the command"),
+    Flag("tty", "", "your terminal"),
+)
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a Service's (DNS-1035), a pod's, a Compose project's
 CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # DNS-1123
 RDMA_RESOURCE = "rdma/rdma_shared_device_a"  # the name in NVIDIA's network operator's own example
@@ -55,7 +59,9 @@ def hosts_first(request: RunRequest) -> str:
 
 
 def joined(request: RunRequest, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
-    return (*flags, *HOSTS) if request.nodes > 1 else flags
+    """The flags of a command line that a person runs on each machine."""
+    terminal = TERMINAL if request.interactive else ()
+    return (*flags, *terminal, *(HOSTS if request.nodes > 1 else ()))
 
 
 def docker_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:

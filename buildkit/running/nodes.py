@@ -52,7 +52,7 @@ def run_nodes(
         for container in reversed(containers[1:]):
             ask(engine, "start", container)
         stack.enter_context(signals_reach(engine, containers))
-        return follow(engine, containers, output, limit)
+        return follow(engine, containers, output, limit, request.interactive)
 
 
 def ending(status: int, limit: int) -> str:
@@ -88,7 +88,9 @@ def node_flags(request: RunRequest, rank: int) -> list[Flag]:
             Flag("env", f"SLIPWAY_HOSTS={hosts}", "the nodes, the head first"),
             Flag("env", "SLIPWAY_TOKEN", "the secret by which the nodes know each other"),
         ]
-    if rank == 0 and sys.stdout.isatty():
+    if rank == 0 and request.interactive:
+        flags.append(Flag("interactive", "", "your input reaches the command"))
+    if rank == 0 and sys.stdout.isatty() and (sys.stdin.isatty() or not request.interactive):
         flags += [Flag("tty", "", "your terminal"), Flag("env", "TERM", "your terminal's kind")]
     return flags
 
@@ -98,7 +100,8 @@ def dry_run(engine: type[ContainerEngine], request: RunRequest, machine: Machine
     lines = [["network", "create", request.name]] if request.nodes > 1 else []
     lines += node_commands(engine, request, machine)
     lines += [["start", f"{request.name}-node{rank}"] for rank in reversed(range(1, request.nodes))]
-    lines.append(["start", "--attach", f"{request.name}-node0"])
+    interactive = ["--interactive"] if request.interactive else []
+    lines.append(["start", "--attach", *interactive, f"{request.name}-node0"])
     return "".join(shlex.join([engine.name, *line]) + "\n" for line in lines)
 
 
@@ -142,11 +145,14 @@ def signals_reach(engine: ContainerEngine, containers: list[str]) -> Iterator[No
             signal.signal(number, handler)
 
 
-def follow(engine: ContainerEngine, containers: list[str], output: int | None, limit: float | None) -> int:
+def follow(
+    engine: ContainerEngine, containers: list[str], output: int | None, limit: float | None, interactive: bool
+) -> int:
     """Starts the head, copies its output to ours until it ends, and waits for the others."""
     head, *workers = containers
-    # In its own session, so that Ctrl-C reaches only this process.
-    attached = subprocess.Popen([*engine.program, "start", "--attach", head], stdout=output, start_new_session=True)
+    start = [*engine.program, "start", "--attach", *(["--interactive"] if interactive else []), head]
+    # In its own session, so that Ctrl-C reaches only this process; but only the terminal's own session sees its keys.
+    attached = subprocess.Popen(start, stdout=output, start_new_session=not (interactive and sys.stdin.isatty()))
     try:
         ended = attached.wait(limit)
     except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ CACHES = {
     "HF_HOME": "huggingface",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "VLLM_CACHE_ROOT": "vllm",
     "MPLCONFIGDIR": "matplotlib",
 }
@@ -33,7 +34,15 @@ def child_environment(variables: Mapping[str, str], settings: Sequence[Setting] 
     environment = apply(variables, settings)
     environment.pop(TOKEN, None)
     environment.pop(TOKEN_FILE, None)
-    return writable_places(environment) | environment | _home(environment) | past_proxies(environment)
+    return for_any_user(environment) | past_proxies(environment)
+
+
+def for_any_user(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with writable places, and a home and user name for a user whom /etc/passwd does not know.
+
+    Raises UsageError if no cache directory can be written.
+    """
+    return writable_places(environment) | dict(environment) | _home(environment)
 
 
 def writable_places(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,14 @@ _FILES = ("memory.max", "memory.limit_in_bytes")
 
 def available_memory(tree: Tree | None = None) -> int:
     """RAM in bytes, or the lowest limit of this process's control groups if that is lower."""
-    tree = tree or Tree()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = (tree.number(f"{folder}/{file}") for folder in group_folders(tree, "memory") for file in _FILES)
-    return min([memory, *(limit for limit in limits if limit is not None)])
+    return min(memory_limits(tree or Tree()).values())
+
+
+def memory_limits(tree: Tree) -> dict[str, int]:
+    """What limits the memory, in bytes: the node's RAM, and the files of this process's control groups that do."""
+    limits = {"RAM": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+    for folder in group_folders(tree, "memory"):
+        for file in _FILES:
+            if (limit := tree.number(f"{folder}/{file}")) is not None:
+                limits[f"/{folder}/{file}"] = limit
+    return limits

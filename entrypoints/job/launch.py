@@ -145,8 +145,12 @@ def _preflight(
 ) -> list[dict[str, Any]]:
     """Run this node's checks and log the problems. Returns the failures, which the node reports to the head."""
     use_gpus = options.ray is None or options.ray.gpus != 0
-    cpus = options.ray.cpus if options.ray else None
-    facts = gather_facts(Tree(), host, allocation, variables, options.control_port, use_gpus=use_gpus, cpus=cpus)
+    facts = gather_facts(
+        *(Tree(), host, allocation, variables, options.control_port),
+        use_gpus=use_gpus,
+        cpus=options.ray.cpus if options.ray else None,
+        object_store=options.ray.object_store_memory if options.ray else None,
+    )
     findings = run_checks(facts)
     for finding in findings:
         if finding.verdict in (Verdict.WARN, Verdict.FAIL):

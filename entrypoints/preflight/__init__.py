@@ -13,7 +13,15 @@ from entrypoints.host.settings import Host
 from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import Check, Finding, NodeFacts, Verdict
 from entrypoints.preflight.devices import driver, gpu_access, rdma
-from entrypoints.preflight.limits import address_space, locked_memory, open_files, processes, shared_memory, stack
+from entrypoints.preflight.limits import (
+    address_space,
+    locked_memory,
+    memory,
+    open_files,
+    processes,
+    shared_memory,
+    stack,
+)
 from entrypoints.preflight.resources import disk, leftovers, ports, privacy
 from entrypoints.ray.ports import control_port
 
@@ -31,7 +39,7 @@ __all__ = [
 ]
 
 CHECKS: tuple[Check, ...] = (
-    *(shared_memory, locked_memory, stack, open_files, processes, address_space),
+    *(shared_memory, memory, locked_memory, stack, open_files, processes, address_space),
     *(disk, privacy, ports, leftovers),
     *(gpu_access, driver, rdma),
 )
@@ -49,6 +57,7 @@ def gather_facts(
     *,
     use_gpus: bool = True,
     cpus: int | None = None,
+    object_store: int | None = None,
 ) -> NodeFacts:
     """The facts that the checks need."""
     return NodeFacts(
@@ -61,6 +70,7 @@ def gather_facts(
         chosen_port=chosen_port,
         use_gpus=use_gpus,
         cpus=available_cpus(tree) if cpus is None else cpus,
+        object_store=object_store,
     )
 
 

@@ -59,6 +59,8 @@ class NodeFacts:
     """False with `--num-gpus 0`: a head that drives the job only."""
     cpus: int = 1
     """The CPUs that Ray may use."""
+    object_store: int | None = None
+    """The bytes of Ray's object store if the user chose them."""
 
     @property
     def rdma(self) -> bool:

@@ -4,7 +4,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from entrypoints.host.accelerators import driver_version
@@ -12,6 +12,11 @@ from entrypoints.host.network.fabric_settings import NCCL_HCAS, without_rdma
 from entrypoints.host.network.rails import HCAS
 from entrypoints.host.versions import release
 from entrypoints.preflight.check import Finding, NodeFacts, Verdict, ok, skip
+
+_EFA = (
+    "Slipway's images have neither libfabric nor AWS's plug-in for NCCL: mount those of the host's EFA installer, with "
+    "-v /opt/amazon:/opt/amazon:ro and their folders in LD_LIBRARY_PATH, or set SLIPWAY_HCAS=none for sockets"
+)
 
 
 def gpu_access(facts: NodeFacts) -> Finding:
@@ -93,11 +98,20 @@ def rdma(facts: NodeFacts, load: Callable[[str], object] = ctypes.CDLL) -> Findi
         if not os.access(device, os.R_OK | os.W_OK):
             why = os.strerror(errno.EACCES).lower()
             return Finding("rdma", facts.severe, f"{fallback}: {_name(facts, device)}: {why}", flag)
-    for library in ("libibverbs.so.1", *(("libfabric.so.1",) if kind == "efa" else ())):
+    needed = {"libibverbs.so.1": "use an image with rdma-core, or SLIPWAY_HCAS=none for sockets"}
+    if kind == "efa":
+        needed |= dict.fromkeys(("libfabric.so.1", _network_plugin(facts.variables)), _EFA)
+    for library, fix in needed.items():
         try:
             load(library)
         except OSError as error:
-            return Finding(
-                "rdma", facts.severe, f"{fallback}: {error}", "use an image with rdma-core, or SLIPWAY_HCAS=none"
-            )
+            return Finding("rdma", facts.severe, f"{fallback}: {error}", fix)
     return ok("rdma", f"{len(facts.host.fabric.choice.hcas)} {kind} adapters can be opened")
+
+
+def _network_plugin(variables: Mapping[str, str]) -> str:
+    """The library of NCCL's network plug-in: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"""
+    name = variables.get("NCCL_NET_PLUGIN", "")
+    if ".so" in name:
+        return name
+    return f"libnccl-net-{name}.so" if name else "libnccl-net.so"

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoints.host.control_groups import group_folders
+from entrypoints.host.memory import memory_limits
 from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts, Verdict, ok, skip
+from entrypoints.ray.object_store import RAY_MINIMUM
 
 NCCL_SHARED_MEMORY = 1 * GIB
 """NCCL requires it: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory"""
@@ -21,6 +23,8 @@ _ALL_USERS = ["0", "0", "4294967295"]
 """The user map of the initial namespace."""
 LEAST_FILES, ENOUGH_FILES = 4_096, 65_536
 """Ray keeps a few connections per worker and per peer."""
+RAYS_MEMORY = 400 * MIB
+"""Of Ray's own processes on a node and of the command's first lines, without the object store."""
 RAYS_TASKS, TASKS_PER_WORKER = 200, 25
 """Threads of Ray's own processes on a node and of the command, and of each worker: gRPC starts some for each CPU."""
 ENOUGH_ADDRESSES = 256 * GIB
@@ -140,6 +144,26 @@ def judge_processes(left: Mapping[str, tuple[int, int]], cpus: int) -> Finding:
             "or give Ray fewer CPUs with --num-cpus",
         )  # fmt: skip
     return ok("nproc", words)
+
+
+def memory(facts: NodeFacts) -> Finding:
+    """Whether the memory that this container may use has room for Ray and its object store."""
+    return judge_memory(memory_limits(facts.tree), facts.object_store)
+
+
+def judge_memory(limits: Mapping[str, int], object_store: int | None) -> Finding:
+    """The finding for limits in bytes by what sets them. A store that Ray is not told the size of is the smallest."""
+    source, limit = min(limits.items(), key=lambda item: item[1])
+    words = f"{limit // MIB} MiB may be used ({source})"
+    store = object_store or RAY_MINIMUM
+    if limit < RAYS_MEMORY + store:
+        needed = f"Ray needs about {RAYS_MEMORY // MIB} MiB and {store // MIB} for its object store"
+        smaller = ", or ask for a smaller --object-store-memory" if object_store else ""
+        return Finding(
+            "memory", Verdict.FAIL, f"only {words}: {needed}",
+            f"raise the limit: --memory of the container, limits.memory on Kubernetes, --mem of Slurm{smaller}",
+        )  # fmt: skip
+    return ok("memory", words)
 
 
 def _tasks_of_this_user(tree: Tree) -> int:

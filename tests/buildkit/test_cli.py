@@ -186,3 +186,57 @@ def test_project_with_a_broken_matrix_exits_3(project: Path) -> None:
     done = buildkit("targets", "--project", str(project))
     assert done.returncode == 3
     assert "matrix.toml" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("buildkit pl", ["plan"]),
+        ("buildkit build --target c", ["cpu", "cuda"]),
+        ("buildkit build --target cuda --variant vllm0.26", ["vllm0.26-torch2.11-cu130"]),
+        ("buildkit build --variant rocm7", ["rocm7.2-wheels"]),
+        ("buildkit run --project /no/such --variant x", []),
+    ],
+)
+def test_the_shell_completes_commands_targets_and_variants(line: str, expected: list[str]) -> None:
+    code = "import sys; sys.argv[0] = 'buildkit'; from buildkit.cli import main; main()"
+    variables = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "_BUILDKIT_COMPLETE": "complete_bash", **variables}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == expected, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--print", "compose", "-it"), "--interactive: nobody types to a job of --print compose"),
+        (("--print", "kubernetes", "-p", "8265"), "--publish: the containers of --print kubernetes"),
+        (("--print", "docker", "-p", "8265"), "--publish: the containers of --print docker"),
+    ],
+)
+def test_what_a_printed_job_cannot_do_is_refused(options: tuple[str, ...], words: str) -> None:
+    done = buildkit("run", "--target", "cpu", *options, "--", "bash")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_a_program_on_several_nodes_is_told_apart_from_one_on_the_cluster() -> None:
+    alone = buildkit("run", "--target", "cpu", "--nodes", "2", "--dry-run", "--", "python", "my.py")
+    assert (
+        "on each of the 2 nodes, without a cluster; to run it on the cluster, write `-- -- python my.py`"
+        in alone.stderr
+    )
+    cluster = buildkit("run", "--target", "cpu", "--nodes", "2", "--dry-run", "--", "--", "python", "my.py")
+    assert cluster.stderr == ""
+    assert cluster.stdout.count("--grace 110 -- python my.py\n") == 2
+
+
+def test_only_the_head_gets_ports_and_the_terminal() -> None:
+    done = buildkit("run", "--target", "cpu", "--nodes", "2", "-i", "-p", "80:8000", "--dry-run", "--", "bash")
+    head, worker = (line for line in done.stdout.splitlines() if line.startswith("docker create"))
+    assert "--publish 80:8000" in head
+    assert "--interactive" in head
+    assert "--publish" not in worker
+    assert "--interactive" not in worker
+    assert "docker start --attach --interactive" in done.stdout

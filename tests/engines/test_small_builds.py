@@ -14,6 +14,7 @@ from tests.buildkit.small_image import SmallProject, docker, docker_bytes, gatew
 from tests.buildkit.stand_ins import serving
 from tests.chaos import mirrors
 from tests.chaos.injection import Kind
+from tests.publish.conftest import Server
 
 PLANTED = (
     *("HF_TOKEN", "WANDB_API_KEY", "SLIPWAY_TOKEN", "SLIPWAY_REGISTRY_PASSWORD", "COSIGN_PASSWORD", "MY_SECRET"),
@@ -146,3 +147,21 @@ def test_a_mirror_that_moved_on_costs_no_build_and_everything_says_so(project: S
 @pytest.mark.parametrize("kind", mirrors.KINDS, ids=lambda kind: kind.name)
 def test_a_mirror_that_fails_costs_a_build_and_no_image(kind: Kind) -> None:
     assert kind.inject(0).problems == []
+
+
+def test_push_sends_the_given_tags_and_no_other(project: SmallProject, server: Server) -> None:
+    project.write_wheels(random_content(64))
+    with serving(project.wheels, gateway()) as index:
+        unnamed = project.buildkit("build", index.address, options=("--push", "--tag", "team/small:1"))
+        assert (unnamed.returncode, project.image_id()) == (2, None), unnamed.stderr
+        assert "--push: --tag team/small:1 names no registry" in unnamed.stderr
+        tag = f"{server.host}/team/small:1"
+        built = project.buildkit("build", index.address, options=("--push", "--tag", tag))
+        assert built.returncode == 0, built.stderr
+        assert tag in built.stdout.split()
+        assert (server.tags("team/small"), server.tags("slipway")) == ({"1"}, set())
+        server.kill()
+        refused = project.buildkit("build", index.address, options=("--push", "--tag", tag))
+    docker("rmi", tag)
+    assert refused.returncode == 20, refused.stderr
+    assert f"could not push {tag}" in refused.stderr

@@ -2,6 +2,8 @@
 
 import pytest
 
+from buildkit.running.flags import LAUNCH_COMMANDS
+from entrypoints.cli import COMMANDS
 from tests.house.conftest import Project
 
 LINT = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
@@ -26,3 +28,7 @@ def test_an_arrow_back_up_is_refused_with_its_place(project: Project, path: str,
     done = project.run("-c", LINT)
     assert done.returncode != 0
     assert f"{path.removesuffix('.py').replace('/', '.')} -> {imported}" in done.stdout
+
+
+def test_buildkit_knows_which_first_words_belong_to_launch() -> None:
+    assert set(LAUNCH_COMMANDS) == set(COMMANDS)

@@ -13,6 +13,10 @@ from docker.models.images import Image
 from testinfra.host import Host
 
 LABELS = {"dev.slipway.test": os.environ.get("SLIPWAY_TEST_RUN", "")}  # `buildkit test` removes what has its own
+INSTALLED = (  # without the names that a distribution stands for
+    "import importlib.metadata as m, json, sys; sys.path.remove('/opt/slipway/app'); "
+    "print(json.dumps({d.name: d.version for d in m.distributions()}))"
+)
 
 
 @pytest.fixture(scope="session")

@@ -96,12 +96,61 @@ def test_trainer_imports_as_any_user_on_any_root(start: Start, options: dict[str
     assert status == 0, output
 
 
+WHO_AND_WHERE = (
+    "import getpass, os, pathlib, tempfile; (pathlib.Path.home() / 'x').touch(); "
+    "print(getpass.getuser(), os.environ['TRITON_CACHE_DIR'])"
+)
+
+
+@pytest.mark.parametrize("options", [{}, {"read_only": True, "tmpfs": TMP}])
+@pytest.mark.parametrize(
+    "program", [["python", "-c"], ["sh", "-c", 'exec python -c "$0"'], ["--no-ray", "--", "python", "-c"]]
+)
+def test_programs_of_any_user_have_a_name_and_a_home(start: Start, program: list[str], options: dict[str, Any]) -> None:
+    status, output = finish(start(*program, WHO_AND_WHERE, user="12345:12345", **options))
+    assert status == 0, output
+    assert output.splitlines()[-1] == "uid12345 /tmp/slipway-12345/triton"
+
+
+def test_programs_that_docker_exec_starts_have_a_name_and_a_home(start: Start) -> None:
+    container = start("sleep", "600")
+    status, output = container.exec_run(["python", "-c", WHO_AND_WHERE], user="12345:12345")
+    assert (status, output.decode().split()) == (0, ["uid12345", "/tmp/slipway-12345/triton"])
+
+
+def test_root_keeps_its_home_and_environment(start: Start) -> None:
+    code = "import os; print(os.environ['HOME'], 'USER' in os.environ, 'TRITON_CACHE_DIR' in os.environ)"
+    status, output = finish(start("python", "-c", code))
+    assert (status, output.split()) == (0, ["/root", "False", "False"])
+
+
+@pytest.mark.parametrize("command", [["vllm", "serve", "--help"], ["vllm", "--version"], ["vllm", "bench", "--help"]])
+def test_vllms_own_commands_start(start: Start, manifest: dict[str, Any], command: list[str]) -> None:
+    if "vllm" in manifest["excluded"]:
+        pytest.skip(manifest["excluded"]["vllm"])
+    status, output = finish(start(*command), timeout=120)
+    assert status == 0, output
+    assert "Traceback" not in output
+
+
 @pytest.mark.parametrize("options", [{"user": "12345:12345", "read_only": True, "tmpfs": TMP}])
 def test_ray_forms_on_one_node_as_any_user_on_a_read_only_root(start: Start, options: dict[str, Any]) -> None:
     code = "import ray; ray.init(log_to_driver=False); print('nodes', len(ray.nodes()))"
     status, output = finish(start(ANYWHERE, "--", "python", "-c", code, shm_size="1g", **options), timeout=120)
     assert status == 0, output
     assert "nodes 1" in output
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [({"mem_limit": "256m"}, "only 256 MiB may be used (/sys/fs/cgroup"), ({"pids_limit": 100}, "only 100 processes")],
+)
+def test_a_limit_of_the_container_is_the_cause_that_is_named(start: Start, limit: dict[str, Any], named: str) -> None:
+    status, output = finish(start("--single", "--", "true", **limit))
+    assert status == 15, output
+    assert named in output
+    assert "hint: raise the limit" in output
+    assert "ValueError" not in output
 
 
 @pytest.mark.parametrize("arguments", [("--no-ray", "--", "sleep", "600"), (ANYWHERE, "--", "sleep", "600")])

@@ -12,6 +12,7 @@ from testinfra.host import Host
 from buildkit.host.settings import read_host
 from buildkit.recipe.matrix import load_matrix
 from buildkit.supply.base import public_mirror
+from tests.smoke.conftest import INSTALLED
 
 PYTHON = "/opt/slipway/venv/bin/python"
 ROOT = Path(__file__).parents[2]
@@ -40,8 +41,7 @@ def test_package_imports_in_the_version_of_the_manifest(host: Host, manifest: di
 
 
 def test_installed_wheels_are_exactly_the_locked_ones(host: Host, manifest: dict[str, Any]) -> None:
-    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
-    installed = json.loads(host.check_output(f'{PYTHON} -c "{code}"'))
+    installed = json.loads(host.check_output(f'{PYTHON} -c "{INSTALLED}"'))
     normalise = re.compile(r"[-_.]+")
 
     def normalised(pins: dict[str, str]) -> dict[str, str]:

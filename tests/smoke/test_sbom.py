@@ -14,6 +14,7 @@ from buildkit.publishing import sbom
 from buildkit.publishing.inventory import read_local
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
+from tests.smoke.conftest import INSTALLED
 
 PYTHON = "/opt/slipway/venv/bin/python"
 ROOT = Path(__file__).parents[2]
@@ -34,8 +35,7 @@ def components(bill: sbom.Bill) -> list[dict[str, Any]]:
 
 
 def test_the_wheels_match_what_python_finds(host: Host, components: list[dict[str, Any]]) -> None:
-    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
-    installed = json.loads(host.check_output(f'{PYTHON} -c "{code}"'))
+    installed = json.loads(host.check_output(f'{PYTHON} -c "{INSTALLED}"'))
     listed = {part["name"]: part["version"] for part in components if part.get("purl", "").startswith("pkg:pypi/")}
     assert listed == {canonicalize_name(name): version for name, version in installed.items()}
 

@@ -15,6 +15,8 @@ from buildkit.recipe.lock import Deb, Lock, PackageChange, Pin, WheelFacts, form
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix
 
+LOCKS = sorted((Path(__file__).parents[3] / "images" / "locks").glob("*/*.txt"))
+
 
 def planned(matrix: Matrix, lock: Lock, cache: Path, target: str = "cuda") -> Plan:
     return make_plan(matrix, matrix.variant(target), lock, cache)
@@ -64,8 +66,8 @@ def test_a_malformed_lock_is_refused(line: str) -> None:
         parse_lock(f"# wheel: ray 1 1\n# {line}\n")
 
 
-@pytest.mark.parametrize(("target", "variant"), [("cpu", None), ("cuda", None), ("rocm", "rocm-debian")])
-def test_committed_locks_fit_together(matrix: Matrix, tmp_path: Path, target: str, variant: str | None) -> None:
+@pytest.mark.parametrize(("target", "variant"), [(path.parent.name, path.stem) for path in LOCKS])
+def test_committed_locks_fit_together(matrix: Matrix, tmp_path: Path, target: str, variant: str) -> None:
     chosen = matrix.variant(target, variant)
     plan = make_plan(matrix, chosen, read_lock(matrix, chosen), tmp_path)
     assert [check for check in plan.checks if check.status != "ok"] == []
@@ -98,6 +100,43 @@ def test_two_copies_of_nccl_are_named(matrix: Matrix, tmp_path: Path) -> None:
 def test_two_cuda_majors_are_named(matrix: Matrix, tmp_path: Path) -> None:
     lock = lock_with(WheelFacts("a", 1, 0, ("libcudart.so.12",)), WheelFacts("b", 1, 0, ("libcudart.so.13",)))
     assert status(planned(matrix, lock, tmp_path), "one CUDA major")[0] == "fail"
+
+
+TOOLKIT = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
+
+
+def toolkit(**versions: str) -> Lock:
+    """A lock of CUDA 13.0's compiler and headers, with these versions instead."""
+    pinned = dict.fromkeys(TOOLKIT, "13.0.88") | {name.replace("_", "-"): text for name, text in versions.items()}
+    return Lock(pins=tuple(Pin(name, text, frozenset()) for name, text in pinned.items()))
+
+
+@pytest.mark.parametrize(
+    ("versions", "verdict", "detail"),
+    [
+        ({}, "ok", "compiler, headers and libraries of CUDA 13.0"),
+        ({"nvidia_cuda_runtime": "13.0.96"}, "ok", "CUDA 13.0"),
+        ({"nvidia_cuda_nvcc": "13.5.37"}, "fail", "nvidia-cuda-nvcc 13.5.37 is not of CUDA 13.0"),
+        ({"nvidia_cuda_cccl": "13.3.5.0.6"}, "fail", "nvidia-cuda-cccl 13.3.5.0.6 is not of CUDA 13.0"),
+        ({"nvidia_nvvm": "12.9.86"}, "fail", "nvidia-nvvm 12.9.86 is not of CUDA 13.0"),
+        ({"nvidia_nvjitlink": "13.5.37"}, "ok", "CUDA 13.0"),
+        ({"nvidia_nvjitlink": "12.9.86"}, "fail", "nvidia-nvjitlink 12.9.86"),
+        ({"nvidia_nvjitlink": "14.0.1"}, "fail", "nvidia-nvjitlink 14.0.1"),
+    ],
+)
+def test_parts_of_another_cuda_release_are_named(
+    matrix: Matrix, tmp_path: Path, versions: dict[str, str], verdict: str, detail: str
+) -> None:
+    found, text = status(planned(matrix, toolkit(**versions), tmp_path), "CUDA toolkit")
+    assert (found, detail in text) == (verdict, True), text
+
+
+def test_a_cuda_image_without_compiler_says_what_is_off(matrix: Matrix, tmp_path: Path) -> None:
+    lock = Lock(pins=(Pin("nvidia-cuda-runtime", "13.0.96", frozenset()),))
+    found, text = status(planned(matrix, lock, tmp_path), "CUDA toolkit")
+    assert found == "warn"
+    assert "nvidia-cuda-nvcc" in text
+    assert "FlashInfer" in text
 
 
 def test_a_broken_requirement_names_the_locked_version(matrix: Matrix, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import MatrixError, UsageError
-from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.recipe.dockerfile import render_dockerfile
+from buildkit.recipe.matrix import TOOLKIT, Matrix, load_matrix
 from buildkit.recipe.project import find_project
 
 
@@ -14,7 +15,16 @@ def test_repository_has_the_three_targets(matrix: Matrix) -> None:
 def test_every_pin_is_exact_or_bounded(matrix: Matrix) -> None:
     for target in matrix.targets.values():
         for variant in target.variants.values():
-            assert all("=" in requirement for requirement in variant.requirements), variant.identifier
+            pins = [text for text in variant.requirements if not text.startswith(TOOLKIT)]  # torch pins its release
+            assert all("=" in pin for pin in pins), variant.identifier
+
+
+def test_the_cuda_images_alone_compile_cuda(matrix: Matrix) -> None:
+    for target in matrix.targets.values():
+        for variant in target.variants.values():
+            assert variant.compiles_cuda == (target.name == "cuda"), variant.identifier
+            text = render_dockerfile(matrix, variant, variant.base.providers[-1], {})
+            assert ("/usr/local/cuda/bin" in text) == variant.compiles_cuda
 
 
 def test_proven_variants_say_where_and_when(matrix: Matrix) -> None:

@@ -39,7 +39,7 @@ def test_the_nearest_file_counts(home: Path) -> None:
 def test_a_variant_is_its_requirements_and_takes_the_rest_from_its_target(home: Path) -> None:
     matrix = load_matrix(ROOT, user_file(home, OWN_VLLM))
     own, default = matrix.variant("cuda", "own"), matrix.variant("cuda")
-    assert own.requirements == ("vllm==0.33.0", "torch==2.14.0")
+    assert own.requirements == ("cuda-toolkit[cccl,crt,nvcc,nvvm]", "vllm==0.33.0", "torch==2.14.0")
     assert (own.base, own.driver, own.architectures) == (default.base, default.driver, default.architectures)
     assert (own.exclude, own.prune, own.packages) == (default.exclude, default.prune, default.packages)
     assert own.status == "untested"

@@ -99,14 +99,35 @@ def test_docker_line_is_the_list_of_flags(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_users_grace_period_is_kept(tmp_path: Path) -> None:
-    wanted = request("cpu", command=("--grace", "30", "train"))
-    assert words(written("docker", wanted, machine_of(BARE, tmp_path)))[-4:] == [
-        "slipway:cpu",
-        "--grace",
-        "30",
-        "train",
-    ]
+def test_the_users_grace_period_comes_last_and_counts(tmp_path: Path) -> None:
+    wanted = request("cpu", command=("--grace", "30", "train", "x=--grace"))
+    found = words(written("docker", wanted, machine_of(BARE, tmp_path)))
+    assert found[-7:] == ["slipway:cpu", "--grace", "110", "--grace", "30", "train", "x=--grace"]
+
+
+def arguments(shown: str, wanted: RunRequest, machine: Machine) -> list[str]:
+    """The words after the image in a text of `--print`, or those of the container in a document."""
+    text = written(shown, wanted, machine)
+    if shown == "compose":
+        return list(check_compose(text)["services"]["node0"]["command"])
+    if shown == "kubernetes":
+        return list(check_kubernetes(text)["Job"]["spec"]["template"]["spec"]["containers"][0]["args"])
+    return words(text)[-len(wanted.words()) :]
+
+
+@pytest.mark.parametrize("shown", [*TEXTS, *TEMPLATED])
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("python", "my.py", "--grace", "5"), ["python", "my.py", "--grace", "5"]),
+        (("bash",), ["bash"]),
+        (("train", "x=1"), ["--grace", "110", "train", "x=1"]),
+        (("--no-ray", "--", "python", "my.py"), ["--grace", "110", "--no-ray", "--", "python", "my.py"]),
+        (("explain",), ["--grace", "110", "explain"]),
+    ],
+)
+def test_a_program_is_run_as_it_is(tmp_path: Path, shown: str, command: tuple[str, ...], expected: list[str]) -> None:
+    assert arguments(shown, request("cpu", command=command), machine_of(BARE, tmp_path)) == expected
 
 
 def test_several_machines_share_one_line_that_reads_hosts_and_token_from_the_environment(tmp_path: Path) -> None:

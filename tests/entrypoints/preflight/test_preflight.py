@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from entrypoints.preflight.devices import driver, gpu_access, rdma
 from entrypoints.preflight.limits import (
     judge_address_space,
     judge_locked_memory,
+    judge_memory,
     judge_open_files,
     judge_processes,
     judge_shared_memory,
     judge_stack,
+    memory,
     processes,
     shared_memory,
 )
@@ -64,6 +67,14 @@ def facts_of(root: Path, target: str = "cuda", pins: dict[str, str] | None = Non
         (judge_processes({"ulimit -u": (4096, 20)}, 2), "ok", "4096 processes"),
         (judge_processes({"ulimit -u": (4096, 20)}, 192), "warn", "Ray needs about 5000 for 192 CPUs"),
         (judge_processes({"ulimit -u": (65536, 9), "/pids.max": (100, 9)}, 1), "fail", "only 100 processes"),
+        (judge_memory({"RAM": 64 * GIB}, None), "ok", "65536 MiB may be used (RAM)"),
+        (
+            judge_memory({"RAM": 64 * GIB, "/memory.max": 256 * MIB}, None),
+            "fail",
+            "only 256 MiB may be used (/memory.max)",
+        ),
+        (judge_memory({"RAM": 64 * GIB, "/memory.max": 2 * GIB}, None), "ok", "2048 MiB may be used (/memory.max)"),
+        (judge_memory({"RAM": 64 * GIB, "/memory.max": 2 * GIB}, 3 * GIB), "fail", "3072 for its object store"),
         (judge_address_space(-1, 8), "ok", "unlimited"),
         (judge_address_space(16 * GIB, 8), "warn", "CUDA and Ray reserve more than is used"),
         (judge_address_space(16 * GIB, 0), "warn", "(ulimit -v); Ray reserves"),
@@ -170,6 +181,43 @@ def test_libraries_that_do_not_load_are_reported_as_a_fallback(tmp_path: Path) -
     found = rdma(facts_of(tmp_path), load)
     assert "silently use sockets: libibverbs.so.1: cannot open shared object file" in found.message
     assert rdma(facts_of(tmp_path), lambda name: name).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("variables", "plugin"),
+    [
+        ({}, "libnccl-net.so"),
+        ({"NCCL_NET_PLUGIN": "ofi"}, "libnccl-net-ofi.so"),
+        ({"NCCL_NET_PLUGIN": "/opt/net.so"}, "/opt/net.so"),
+    ],
+)
+def test_efa_needs_libfabric_and_the_plug_in(tmp_path: Path, variables: dict[str, str], plugin: str) -> None:
+    def without(absent: str) -> Callable[[str], None]:
+        def load(name: str) -> None:
+            if name == absent:
+                raise OSError(f"{name}: cannot open shared object file")
+
+        return load
+
+    hosts.aws_p5(tmp_path).write("dev/infiniband/uverbs0", "")
+    facts = facts_of(tmp_path, **variables)
+    for library in ("libfabric.so.1", plugin):
+        found = rdma(facts, without(library))
+        assert found.verdict is Verdict.FAIL
+        assert f"silently use sockets: {library}" in found.message
+        assert "-v /opt/amazon:/opt/amazon:ro" in found.fix
+        assert "rdma-core" not in found.fix
+    assert "rdma-core" in rdma(facts, without("libibverbs.so.1")).fix
+    assert rdma(facts, without("other")).verdict is Verdict.OK
+
+
+def test_the_lowest_limit_of_memory_is_named(tmp_path: Path) -> None:
+    HostTree(tmp_path).write("proc/self/cgroup", "0::/job/step")
+    for group, limit in (("job", 300 * MIB), ("job/step", 900 * MIB)):
+        HostTree(tmp_path).write(f"sys/fs/cgroup/{group}/memory.max", str(limit))
+    found = memory(facts_of(tmp_path))
+    assert found.verdict is Verdict.FAIL
+    assert "only 300 MiB may be used (/sys/fs/cgroup/job/memory.max)" in found.message
 
 
 def test_active_adapters_that_no_rule_allows_are_a_warning(tmp_path: Path) -> None:
