@@ -133,7 +133,8 @@ def _bubblewrap() -> _Bubblewrap:
         *(part for path in sandboxed.READABLE for part in ("--ro-bind-try", path, path)),
         *("--ro-bind", sandboxed.__file__, sandboxed.__file__, "--proc", "/proc", "--dev", "/dev"),
         *("--size", str(2 * sandboxed.MOST_STORED), "--tmpfs", "/sandbox", "--chdir", "/sandbox"),
-        *("--remount-ro", "/dev", "--remount-ro", "/"),
+        # As root, bubblewrap's user is root to /proc/sys, whose parameters are the whole machine's.
+        *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
     ]
     try:
         tried = subprocess.run(

@@ -332,7 +332,8 @@ _CALLS = {
     "this machine": "uname sysinfo getrandom",
 }
 _WHOLE = 0xFFFFFFFF
-_CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020000
+# A thread shares memory, folders, descriptors and signals with its process, which are counted and limited there.
+_CLONE_THREAD, _CLONE_NEW = 0x10F00, 0x7E020000
 _PRCTL = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 _FCNTL = (*range(8), 1030, 1032, 1034)  # flags, copies, locks, sizes; not F_SETOWN and F_SETSIG, which send signals
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
