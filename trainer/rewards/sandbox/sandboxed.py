@@ -156,7 +156,7 @@ def _removed(child: int) -> int:
         for entry in os.scandir(f"/proc/{child}/fd"):
             with suppress(FileNotFoundError):  # the program has just closed it
                 held = entry.stat()
-                in_memory = os.readlink(entry.path).startswith("/memfd:")  # input and output
+                in_memory = os.fspath(Path(entry.path).readlink()).startswith("/memfd:")  # input and output
                 if stat.S_ISREG(held.st_mode) and held.st_nlink == 0 and not in_memory:
                     sizes[f"{held.st_dev}", held.st_ino] = 512 * held.st_blocks
     return sum(sizes.values())

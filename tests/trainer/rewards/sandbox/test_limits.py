@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.process_table import alive, descendants
-from tests.trainer.rewards.sandbox.machines import Machine
+from tests.trainer.rewards.sandbox.machines import Machine, answer
 from trainer.rewards.sandbox.sandboxed import MOST_STORED, MOST_THREADS, MOST_WRITTEN
 
 # A machine that is busy with other tests needs longer to start a program than to run one.
@@ -249,6 +249,37 @@ def test_nothing_outlives_a_client_that_is_killed(machine: Machine) -> None:
     while any(map(alive, below)):
         assert time.monotonic() < deadline, list(map(alive, below))
         time.sleep(0.05)
+
+
+def test_a_later_run_removes_the_folders_of_killed_ones_alone(machine: Machine) -> None:
+    program = "import time\nprint(time.sleep(60))"
+    code = f"from trainer.rewards.sandbox.programs import *\nprint(run_program({program!r}, Limits({SECONDS * 3})))"
+    started = [machine.start(code) for _ in range(2)]
+    deadline = time.monotonic() + SECONDS
+    folders = 0 if machine.bubblewrap else len(started)
+    while len(list(machine.temporary.iterdir())) < folders or not all(descendants(client.pid) for client in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    victim, living = started
+    below = descendants(victim.pid)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    while any(map(alive, below)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    foreign = [machine.temporary / "slipway-sandbox-file", machine.temporary / "slipway-sandbox-link"]
+    foreign[0].write_text("x")
+    foreign[1].symlink_to("/etc")
+    with machine.start() as client:
+        assert answer(client, "run_program", program="print(1)", limits={"seconds": SECONDS})["stdout"] == "1\n"
+    assert len(list(machine.temporary.iterdir())) == bool(folders) + len(foreign)
+    for path in foreign:
+        path.unlink()
+    living.kill()
+    living.communicate()
+    with machine.start() as client:
+        answer(client, "run_program", program="print(1)", limits={"seconds": SECONDS})
+    assert list(machine.temporary.iterdir()) == []
 
 
 def test_a_program_that_breaks_its_sandbox_off_is_no_wrong_answer(machine: Machine) -> None:
