@@ -4,11 +4,18 @@ import re
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}`; None if there is none or its brace never closes."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    """The content of the last `\\boxed{...}` or `\\fbox{...}`; None if there is none or its brace never closes.
+
+    What follows `\\boxed` without a brace ends at a dollar sign or the line's end, as in MATH's evaluation.
+    """
+    start = max(text.rfind(f"\\{command}{after}") for command in ("boxed", "fbox") for after in "{ ")
     if start < 0:
         return None
-    first = text.index("{", start)
+    command, brace, _ = text[start:].partition("{")
+    if not brace or not re.fullmatch(r"\\\w+ *", command):
+        bare = re.split(r"[$\n]", text[start:].partition(" ")[2], maxsplit=1)[0]
+        return bare.strip() or None
+    first = start + len(command)
     depth = 0
     for place in range(first, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
@@ -21,7 +28,8 @@ def last_boxed(text: str) -> str | None:
 _SPELT = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
-        (r"\u2212", "-"),
+        (r"[\u2212\u2013]", "-"),
+        (r"[€£]|\\(?:euro|pounds)(?![a-zA-Z])", ""),
         (r"\\(?:left|right|displaystyle|limits)(?![a-zA-Z])|\\[!;:>]|\\\(|\\\)|\\\$|\$", ""),
         (r"(?<=\d)(?:\{,\}|\\,|\\ |~)(?=\d{3}(?!\d))", ""),  # 1{,}000 and 1\,000
         (r"\\[, ]|~|\\(?:quad|qquad)(?![a-zA-Z])", " "),
@@ -32,6 +40,7 @@ _SPELT = tuple(
         (r"^\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}$", r"\1"),
         (r"(?<=[\d})])\s*\\(?:text|mathrm|mbox)\{[^{}\d]*\}(?:\^\{?[23]\}?)?\s*$", ""),  # a unit
         (r"^(?:[a-zA-Z](?:_\{?\w+\}?)?|[a-zA-Z]\([a-zA-Z]\))\s*=(?=[^=]*$)", ""),  # x=5
+        (r"^(-?\d+) +(\d+)/(\d+)$", r"\1\\frac{\2}{\3}"),  # 9 1/2
         (r"\.\s*$", ""),
         (r"(?<![\d.])\.(?=\d)", "0."),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),

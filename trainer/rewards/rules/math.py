@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from math import floor, log10
 from typing import Any
 
 from trainer.errors import ConfigError
@@ -14,6 +15,7 @@ _KINDS = (
     re.compile(r"\d_\{?(\d+)\}?"),
     re.compile(r"\b(?:(inch)(?:es)?|(f)(?:oo|ee)t|(yard|mile|hour|minute|second|day|week)s?)\b"),
 )
+_DECIMALS = 6
 _COMPOUND = re.compile(r"[a-zA-Z)}\d]\s*[-+*/^]|\d\s*[a-zA-Z]")  # more than one variable
 
 
@@ -21,7 +23,7 @@ def math(response: str, ground_truth: object) -> float:
     """1.0 if the content of the last `\\boxed{...}` equals the ground truth, or one of a list of truths.
 
     `0.5`, `\\frac12` and `1/2` are equal, and so are `12` and `12\\%`, as in MATH's evaluation. Answers that differ
-    in more than such spelling are compared by Math-Verify.
+    in more than such spelling are compared by Math-Verify; decimals count if they agree in six places.
     """
     answer = last_boxed(response)
     if answer is None:
@@ -59,7 +61,16 @@ def _differ(pattern: re.Pattern[str], answer: str, truth: str) -> bool:
 def _equal(answer: str, truth: str) -> bool:
     _, verify = _math_verify()
     # No time limits of the library's own: they are signals. `reward.timeout` ends this process.
-    return bool(verify(_parsed(truth), _parsed(answer), timeout_seconds=None))
+    decimals = _decimals(_parsed(truth))
+    return bool(verify(_parsed(truth), _parsed(answer), float_rounding=decimals, timeout_seconds=None))
+
+
+def _decimals(truth: Any) -> int:
+    """The decimals in which a number must agree with the truth: six, behind the leading zeros of a small one."""
+    sizes = [
+        abs(float(part)) for part in truth if getattr(part, "is_Rational", False) or getattr(part, "is_Float", False)
+    ]
+    return max((_DECIMALS + floor(-log10(size)) for size in sizes if 0 < size < 1), default=_DECIMALS)
 
 
 @lru_cache(maxsize=4096)  # the responses to a prompt share its truth, and often an answer

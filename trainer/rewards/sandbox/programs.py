@@ -1,5 +1,6 @@
 """Runs untrusted programs: in processes of their own, with limits, a clean environment and a temporary directory."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from trainer.errors import ConfigError
 from trainer.rewards.sandbox import sandboxed
 
 _START_SECONDS = 10.0
+_PREFIX = "slipway-sandbox-"
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,46 @@ def _folder(bubblewrap: bool) -> Iterator[str]:
     if bubblewrap:
         yield "/"
         return
-    folder = tempfile.mkdtemp(prefix="sandbox-")
+    _remove_leftovers()
+    with _locked_folder() as folder:
+        folder.chmod(0o711)  # another user enters the folders below
+        yield os.fspath(folder)
+
+
+@contextmanager
+def _locked_folder() -> Iterator[Path]:
+    """A new folder, whose lock ends with this process even if that is killed; then it is a leftover."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        with suppress(FileNotFoundError), _lock(folder) as mine:
+            if mine and folder.exists():  # else it was taken for a leftover
+                try:
+                    yield folder
+                finally:
+                    sandboxed.remove(folder)
+                return
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    """Whether this process owns the folder alone."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        Path(folder).chmod(0o711)  # another user enters the folders below
-        yield folder
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield os.fstat(descriptor).st_uid == os.geteuid()
+    except BlockingIOError:
+        yield False
     finally:
-        sandboxed.remove(Path(folder))
+        os.close(descriptor)
+
+
+@cache
+def _remove_leftovers() -> None:
+    """Removes the folders of jobs of this user that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), _lock(folder) as mine:  # OSError: another user's, or no folder
+            if mine:
+                sandboxed.remove(folder)
 
 
 @dataclass(frozen=True)
@@ -133,7 +169,8 @@ def _bubblewrap() -> _Bubblewrap:
         *(part for path in sandboxed.READABLE for part in ("--ro-bind-try", path, path)),
         *("--ro-bind", sandboxed.__file__, sandboxed.__file__, "--proc", "/proc", "--dev", "/dev"),
         *("--size", str(2 * sandboxed.MOST_STORED), "--tmpfs", "/sandbox", "--chdir", "/sandbox"),
-        *("--remount-ro", "/dev", "--remount-ro", "/"),
+        # As root, bubblewrap's user is root to /proc/sys, whose parameters are the whole machine's.
+        *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
     ]
     try:
         tried = subprocess.run(

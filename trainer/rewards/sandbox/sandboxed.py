@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +38,9 @@ MOST_WRITTEN = 4 * 2**20  # bytes of a file, and of what a program prints
 MOST_STORED = 64 * 2**20  # bytes of all files
 MOST_FILES = 1000  # with folders
 MOST_THREADS = 256
-_COUNT_SECONDS = 0.02  # between two counts of files and threads
+MOST_TABLES = 64 * 2**20  # bytes of page tables, which no limit of Linux counts
+_COUNT_SECONDS = 0.02  # between two counts of files, threads and page tables
+_ENDING_SECONDS = 0.2  # that the threads of a program may take to end
 NOBODY = 65534
 _FOLDER = Path("program")  # where the program of a test starts
 # What Python needs; of /etc only what the dynamic linker and the clock read.
@@ -53,8 +56,7 @@ _STARTED = 3  # the descriptor over which a forked process says why it cannot ru
 
 
 def main() -> None:
-    _libc.prctl(_PDEATHSIG, signal.SIGKILL)
-    _libc.prctl(_DUMPABLE, 0)  # programs of the same user cannot open this process's memory
+    _stay_bound(os.getppid())
     job = json.load(sys.stdin)
     for name in MODULES:
         import_module(name)
@@ -85,9 +87,10 @@ def _test(job: Mapping[str, Any], given: Any) -> dict[str, Any]:
     fcntl.fcntl(stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     os.lseek(stdin, 0, os.SEEK_SET)
     started, starting = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _run(job, given, (stdin, stdout, stderr, starting))
+        _run(job, given, (stdin, stdout, stderr, starting), parent)
     os.close(starting)
     try:
         broken = os.read(started, 1000).decode()
@@ -114,27 +117,79 @@ def _watch(child: int, seconds: float) -> str:
         while not select.select([ended], [], [], max(0.0, min(_COUNT_SECONDS, end - time.monotonic())))[0]:
             if time.monotonic() >= end:
                 return f"no result within {seconds:g} s"
-            if _threads(child) > MOST_THREADS:
-                return f"the program has more than {MOST_THREADS} threads"
-            if not _is_small(Path()):
-                return (
-                    f"the program has over {MOST_FILES} files, {MOST_STORED // 2**20} MiB in files, or too long paths"
-                )
+            if excess := _excess(child, ended):
+                return f"the program has {excess}"
         return ""
     finally:
         os.close(ended)
 
 
-def _threads(process: int) -> int:
+def _excess(child: int, ended: int) -> str:
+    """What the program has more of than it may, or "". `ended`: its descriptor."""
     try:
-        return Path(f"/proc/{process}/task").stat().st_nlink - 2
-    except FileNotFoundError:  # it has just ended
-        return 0
+        lines = Path(f"/proc/{child}/status").read_text(errors="replace").splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # it has just ended
+    if status["State"].split()[0] == "Z":
+        return "" if select.select([ended], [], [], _ENDING_SECONDS)[0] else "lost its first thread, which is counted"
+    if int(status["Threads"]) > MOST_THREADS:
+        return f"more than {MOST_THREADS} threads"
+    if 1024 * int(status.get("VmPTE", "0 kB").split()[0]) > MOST_TABLES:
+        return f"over {MOST_TABLES // 2**20} MiB of page tables"
+    if not _is_small(Path(), _removed(child)):
+        return f"over {MOST_FILES} files, {MOST_STORED // 2**20} MiB in files, or too long paths"
+    return ""
 
 
-def _is_small(folder: Path) -> bool:
-    """Whether few files of few bytes are below a folder. There are no links: programs cannot make any."""
-    folders, count, stored = [os.fspath(folder)], 0, 0
+def _removed(child: int) -> int:
+    """The bytes of files that the program has removed and still holds. One that is mapped counts as the largest.
+
+    0 if the program cannot be seen: it can write no file, or has just ended.
+    """
+    sizes = {}
+    with _user_of(child), suppress(PermissionError, FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{child}/maps").read_text(errors="replace").splitlines():
+            _, _, _, device, inode, *path = line.split(maxsplit=5)
+            if path and path[0].endswith(" (deleted)") and not path[0].startswith(("/memfd:", "/dev/zero ")):
+                sizes[device, int(inode)] = MOST_WRITTEN
+        for entry in os.scandir(f"/proc/{child}/fd"):
+            with suppress(FileNotFoundError):  # the program has just closed it
+                held = entry.stat()
+                in_memory = os.fspath(Path(entry.path).readlink()).startswith("/memfd:")  # input and output
+                if stat.S_ISREG(held.st_mode) and held.st_nlink == 0 and not in_memory:
+                    sizes[f"{held.st_dev}", held.st_ino] = 512 * held.st_blocks
+    return sum(sizes.values())
+
+
+@contextmanager
+def _user_of(child: int) -> Iterator[None]:
+    """Root becomes the program's user towards files: in containers it may not look at another user's processes."""
+    owner, parent = Path(f"/proc/{child}").stat(), os.getppid()
+    _libc.setfsgid(owner.st_gid)
+    _libc.setfsuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        _libc.setfsuid(os.geteuid())
+        _libc.setfsgid(os.getegid())
+        _stay_bound(parent)
+
+
+def _stay_bound(parent: int) -> None:
+    """Ends this process with its parent, and hides its memory from its user's processes.
+
+    Linux forgets both when the user changes. Raises ProcessLookupError if the parent has ended.
+    """
+    _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_DUMPABLE, 0)
+    if os.getppid() != parent:
+        raise ProcessLookupError("the process that started this one has ended")
+
+
+def _is_small(folder: Path, stored: int) -> bool:
+    """Whether few files of few bytes, with those `stored`, are below a folder. Programs cannot make links."""
+    folders, count = [os.fspath(folder)], 0
     try:
         while folders:
             with suppress(FileNotFoundError):  # the program has just removed this folder
@@ -144,14 +199,14 @@ def _is_small(folder: Path) -> bool:
                         folders.append(entry.path)
                     with suppress(FileNotFoundError):
                         stored += 512 * entry.stat(follow_symlinks=False).st_blocks
-                    if count > MOST_FILES or stored > MOST_STORED:
+                    if count > MOST_FILES:
                         return False
     except OSError:  # a path is too long
         return False
-    return True
+    return stored <= MOST_STORED
 
 
-def _run(job: Mapping[str, Any], given: Any, descriptors: Sequence[int]) -> NoReturn:
+def _run(job: Mapping[str, Any], given: Any, descriptors: Sequence[int], parent: int) -> NoReturn:
     """Runs the program in this forked process, and ends it. `descriptors`: standard input, output, error, _STARTED."""
     status = 1
     try:
@@ -168,7 +223,7 @@ def _run(job: Mapping[str, Any], given: Any, descriptors: Sequence[int]) -> NoRe
         os.environ.update(HOME=str(Path.cwd()), TMPDIR=str(Path.cwd()))
         sys.setrecursionlimit(600_000)
         try:
-            confine(job["seconds"], job["memory_mb"], job["bubblewrap"])
+            confine(job["seconds"], job["memory_mb"], job["bubblewrap"], parent)
         except Exception as error:
             os.write(_STARTED, f"{type(error).__name__}: {error}".encode())
             raise
@@ -230,21 +285,20 @@ def _execute(job: Mapping[str, Any], given: Any) -> None:
         json.dump(result, sys.stdout)
 
 
-def confine(seconds: float, memory_mb: int, bubblewrap: bool) -> None:
-    """Takes rights away from this process for good. It keeps the current folder.
+def confine(seconds: float, memory_mb: int, bubblewrap: bool, parent: int) -> None:
+    """Takes rights away from this process for good. It keeps the current folder, and ends with its parent.
 
     `bubblewrap`: it sees no files but those of Python. Without that and without Landlock (Linux before 5.13), it can
     write no file and read those of its user. Raises OSError if it cannot be kept from anything else.
     """
     os.umask(0o077)
-    parent = os.getppid()
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     restricted = _restrict_files()
     if os.geteuid() == 0:
         _give_up_root(restricted)
-    _libc.prctl(_PDEATHSIG, signal.SIGKILL)  # which another user has cleared
-    if os.getppid() != parent:
-        raise ProcessLookupError("the process that started this one has ended")
+    _stay_bound(parent)
+    if bubblewrap or restricted:
+        _libc.prctl(_DUMPABLE, 1)  # its parent counts what it holds; other programs cannot see it
     _filter_calls(writing=bubblewrap or restricted)
     for limit, value in (
         (resource.RLIMIT_CPU, int(seconds) + 1),
@@ -319,7 +373,7 @@ _CALLS = {
     "files": "read pread64 readv preadv preadv2 write pwrite64 writev pwritev pwritev2 lseek close close_range "
     "fstat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir getdents64 "
     "statfs fstatfs getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr "
-    "ftruncate fallocate fadvise64 fsync fdatasync sendfile copy_file_range",
+    "ftruncate fadvise64 fsync fdatasync sendfile copy_file_range",
     "descriptors": "dup dup2 dup3 pipe pipe2 eventfd2 timerfd_create timerfd_settime timerfd_gettime poll ppoll select "
     "pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2",
     "pairs of sockets": "recvfrom sendto shutdown getsockname getpeername getsockopt",
@@ -332,7 +386,8 @@ _CALLS = {
     "this machine": "uname sysinfo getrandom",
 }
 _WHOLE = 0xFFFFFFFF
-_CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020000
+# A thread shares memory, folders, descriptors and signals with its process, which are counted and limited there.
+_CLONE_THREAD, _CLONE_NEW = 0x10F00, 0x7E020000
 _PRCTL = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 _FCNTL = (*range(8), 1030, 1032, 1034)  # flags, copies, locks, sizes; not F_SETOWN and F_SETSIG, which send signals
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
@@ -371,7 +426,12 @@ def _filter_calls(writing: bool) -> None:
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(refuse | errno.EPERM)))
     # glibc then takes clone, whose flags a filter can read.
-    rules = [(refuse | errno.ENOSYS, "clone3", ()), *((allow, *rule) for rule in _rules(writing))]
+    # It writes zeros instead of fallocate, which fills a disk between two counts.
+    rules = [
+        (refuse | errno.ENOSYS, "clone3", ()),
+        (refuse | errno.EOPNOTSUPP, "fallocate", ()),
+        *((allow, *rule) for rule in _rules(writing)),
+    ]
     for action, call, conditions in rules:
         number = library.seccomp_syscall_resolve_name(call.encode())
         if number < 0:

@@ -21,6 +21,27 @@ def keep(make, remove, *arguments):
         raise OSError(ctypes.get_errno(), make)
     call(remove, identifier, 0, 0)
 
+def write_parameters():
+    opened = 0
+    for folder, _, names in os.walk("/proc/sys"):
+        for name in names:
+            try:
+                os.close(os.open(os.path.join(folder, name), os.O_WRONLY))
+                opened += 1
+            except OSError:
+                pass
+    if not opened:
+        raise OSError("no parameter can be written")
+
+def detached_thread():
+    # It shares memory and signals only, and waits.
+    stack = (ctypes.c_char * 2**16)()
+    top = ctypes.addressof(stack) + 2**15 & ~15
+    ctypes.c_void_p.from_address(top).value = ctypes.cast(libc.pause, ctypes.c_void_p).value
+    system_call(56, 220, 0x10900, ctypes.c_void_p(top), 0, 0, 0)
+    print("escaped", end="", flush=True)
+    os._exit(0)
+
 def attack(name):
     try:
         exec(ATTACKS[name], globals())
@@ -70,10 +91,12 @@ ATTACKS = {
     "write elsewhere": "open(shared + '/written', 'w')",
     "write to /tmp": "open('/tmp/slipway-attack', 'w'); os.remove('/tmp/slipway-attack')",
     "write to /dev/shm": "open('/dev/shm/slipway-attack', 'w'); os.remove('/dev/shm/slipway-attack')",
+    "set the kernel's parameters": "write_parameters()",
     "make a folder elsewhere": "os.mkdir(shared + '/folder')",
     "make a folder that cannot be listed": "os.mkdir('unlisted', 0o300)",
     "make a named pipe": "os.mkfifo('pipe')",
     "change the mask of modes": "os.umask(0o700)",
+    "keep descriptors of a thread's own": "detached_thread()",
     # memory that no limit of a process counts, or that outlives it
     "share memory": "keep('shmget', 'shmctl', 0, 2**20, 0o1600)",
     "queue messages": "keep('msgget', 'msgctl', 0, 0o1600)",

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.process_table import alive, descendants
-from tests.trainer.rewards.sandbox.machines import Machine
-from trainer.rewards.sandbox.sandboxed import MOST_THREADS, MOST_WRITTEN
+from tests.trainer.rewards.sandbox.machines import Machine, answer
+from trainer.rewards.sandbox.sandboxed import MOST_STORED, MOST_THREADS, MOST_WRITTEN
 
 # A machine that is busy with other tests needs longer to start a program than to run one.
 SECONDS = 20.0
@@ -137,6 +137,80 @@ def test_files_are_bounded_and_removed(machine: Machine, program: str) -> None:
     assert list(machine.temporary.iterdir()) == []
 
 
+HELD = {
+    "a descriptor": "held.append(os.open('x', os.O_RDWR | os.O_CREAT))",
+    "a descriptor of a file without a name": "held.append(os.open('.', os.O_RDWR | os.O_TMPFILE, 0o600))",
+    "a map": "held.append(os.open('x', os.O_RDWR | os.O_CREAT)); libc.mmap(None, 4096, 1, 1, held[-1], 0)",
+}
+
+
+@pytest.mark.parametrize("by", HELD)
+@pytest.mark.parametrize("remove", ["os.unlink('x')", "open('y', 'w').close(); os.rename('y', 'x')"])
+def test_files_that_are_removed_and_held_count_as_well(machine: Machine, by: str, remove: str) -> None:
+    if not machine.writes_files:
+        pytest.skip("programs write no files")
+    program = f"""
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+held = []
+for number in range({3 * MOST_STORED // MOST_WRITTEN}):
+    try:
+        {HELD[by]}
+        os.write(held[-1], bytes({MOST_WRITTEN}))
+        {remove if "name" not in by else ""}
+    except OSError:
+        break
+    if "map" in {by!r}:
+        os.close(held.pop())
+time.sleep(60)
+"""
+    assert f"{MOST_STORED // 2**20} MiB in files" in machine.run(program, seconds=SECONDS).error
+
+
+def test_page_tables_are_bounded(machine: Machine) -> None:
+    program = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+for gigabyte in range(1, 40_000):
+    place = libc.mmap(gigabyte << 30, 4096, 3, 0x100022, -1, 0)
+    if place not in (None, 2**64 - 1):
+        ctypes.c_char.from_address(place).value = b"x"
+time.sleep(60)
+"""
+    assert "of page tables" in machine.run(program, seconds=SECONDS).error
+
+
+def test_a_program_keeps_its_first_thread(machine: Machine) -> None:
+    """Its files, threads and memory are counted there."""
+    program = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""
+    assert "lost its first thread" in machine.run(program, seconds=SECONDS).error
+
+
+def test_space_is_taken_by_writing_alone(machine: Machine) -> None:
+    """`fallocate` would take gigabytes between two counts."""
+    program = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+try:
+    with open("x", "w+b") as file:
+        print(libc.fallocate(file.fileno(), 0, ctypes.c_long(0), ctypes.c_long(2**20)))
+        os.posix_fallocate(file.fileno(), 0, 2**20)
+        print(os.stat("x").st_size)
+except PermissionError:
+    print(-1)
+    print(2**20)
+"""
+    assert machine.run(program, seconds=SECONDS).stdout == f"-1\n{2**20}\n"
+
+
 def test_a_file_is_bounded(machine: Machine) -> None:
     ended = machine.run(
         f"open('big', 'wb', buffering=0).write(bytes({MOST_WRITTEN}))\nopen('big', 'ab', buffering=0).write(b'x')",
@@ -175,6 +249,37 @@ def test_nothing_outlives_a_client_that_is_killed(machine: Machine) -> None:
     while any(map(alive, below)):
         assert time.monotonic() < deadline, list(map(alive, below))
         time.sleep(0.05)
+
+
+def test_a_later_run_removes_the_folders_of_killed_ones_alone(machine: Machine) -> None:
+    program = "import time\nprint(time.sleep(60))"
+    code = f"from trainer.rewards.sandbox.programs import *\nprint(run_program({program!r}, Limits({SECONDS * 3})))"
+    started = [machine.start(code) for _ in range(2)]
+    deadline = time.monotonic() + SECONDS
+    folders = 0 if machine.bubblewrap else len(started)
+    while len(list(machine.temporary.iterdir())) < folders or not all(descendants(client.pid) for client in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    victim, living = started
+    below = descendants(victim.pid)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    while any(map(alive, below)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    foreign = [machine.temporary / "slipway-sandbox-file", machine.temporary / "slipway-sandbox-link"]
+    foreign[0].write_text("x")
+    foreign[1].symlink_to("/etc")
+    with machine.start() as client:
+        assert answer(client, "run_program", program="print(1)", limits={"seconds": SECONDS})["stdout"] == "1\n"
+    assert len(list(machine.temporary.iterdir())) == bool(folders) + len(foreign)
+    for path in foreign:
+        path.unlink()
+    living.kill()
+    living.communicate()
+    with machine.start() as client:
+        answer(client, "run_program", program="print(1)", limits={"seconds": SECONDS})
+    assert list(machine.temporary.iterdir()) == []
 
 
 def test_a_program_that_breaks_its_sandbox_off_is_no_wrong_answer(machine: Machine) -> None:
