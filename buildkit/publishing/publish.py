@@ -22,7 +22,7 @@ from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, SignedImage, Tags, choose_tags, promote, read_staged, sign_staged
 from buildkit.recipe.lock_file import lock_name, lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.recipe.project import UNCOMMITTED, is_committed, project_version, source_revision, uncommitted
+from buildkit.recipe.project import INSTALLED, UNCOMMITTED, is_committed, project_version, source_revision, uncommitted
 from buildkit.registry.client import Registry
 from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.content import IMAGE
@@ -69,24 +69,25 @@ def check_access(request: ReleaseRequest) -> None:
 
 
 def publish_images(requests: list[ReleaseRequest], engine: ContainerEngine) -> list[Publication]:
-    """Builds, tests, pushes and signs each image, and then promotes all of them: they are one release.
+    """Builds, tests, pushes and signs each image, and then promotes all of them: they are one release of one commit.
 
     Raises a `BuildkitError` before anything is promoted, and for what is not committed before anything is built.
     """
+    revisions = []
     for request in requests:
         read_lock(request.matrix, request.variant)
         refuse_own_lock(request.matrix, request.variant)
-        committed_revision(request.matrix.root)
-    signed = [sign_image(request, engine) for request in requests]
+        revisions.append(committed_revision(request.matrix.root))
+    signed = [sign_image(request, engine, revision) for request, revision in zip(requests, revisions, strict=True)]
     return [promote(connect(request), image) for request, image in zip(requests, signed, strict=True)]
 
 
-def sign_image(request: ReleaseRequest, engine: ContainerEngine) -> SignedImage:
-    """Builds, tests, pushes and signs an image; it has only its staging tag."""
+def sign_image(request: ReleaseRequest, engine: ContainerEngine, revision: str) -> SignedImage:
+    """Builds, tests, pushes and signs the image of this commit; it has only its staging tag."""
     started, clock = now(), time.monotonic()
     registry = connect(request)
     matrix, variant = request.matrix, request.variant
-    lock, revision = read_lock(matrix, variant), committed_revision(matrix.root)
+    lock = read_lock(matrix, variant)
     built = build_locked(request, engine)
     if source_revision(matrix.root) != revision:
         raise PublishError(
@@ -131,10 +132,10 @@ def committed_revision(root: Path) -> str:
         raise PublishError(f"git cannot read the commit of {root}", f"`git -C {root} status` says why")
     if not revision.endswith(UNCOMMITTED):
         return revision
-    names = uncommitted(root)
+    names = ["the installed package"] if root == INSTALLED else uncommitted(root)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     raise PublishError(
-        f"{', '.join(names[:3]) or 'the installed package'}{more} is not as in the commit "
+        f"{', '.join(names[:3])}{more} is not as in the commit "
         f"{revision.removesuffix(UNCOMMITTED)[:12]}, and nobody else could build this image again",
         "commit the changes, or publish from a clean checkout",
     )

@@ -13,7 +13,6 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies
 
 import requests
-from urllib3.exceptions import LocationValueError
 
 from buildkit.errors import RegistryError, UnreachableError
 from buildkit.host.certificates import with_system_ca
@@ -104,7 +103,7 @@ class Transport:
                 authorize(self._session, answer, self._credentials, self.reference, push)
                 answer = self._session.send(self._prepare(request), stream=True, timeout=TIMEOUT)
             return answer
-        except (ValueError, LocationValueError, requests.TooManyRedirects) as error:
+        except (ValueError, requests.TooManyRedirects) as error:
             raise RegistryError(
                 f"{self.reference.host} sends an address or a header that cannot be used: {without_query(str(error))}",
                 MALFORMED,

@@ -19,6 +19,7 @@ import requests
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from remotezip import RemoteZip, RemoteZipError
+from urllib3.exceptions import LocationValueError
 
 from buildkit.errors import LockError
 from buildkit.host.accelerators import ACCELERATORS
@@ -90,7 +91,7 @@ def read_wheels(
 
         try:
             return list(pool.map(open_and_read, pins))
-        except (RemoteZipError, zipfile.BadZipFile, OSError) as error:  # requests' errors are OSErrors
+        except (RemoteZipError, zipfile.BadZipFile, OSError, LocationValueError) as error:  # requests' are OSErrors
             raise LockError(
                 f"a wheel's contents could not be read: {error}",
                 "check that the package index can be reached and serves parts of files (HTTP ranges)",

@@ -192,7 +192,7 @@ def fail_the_second_test(publisher: Publisher, patch: pytest.MonkeyPatch) -> Non
 
 
 def change_the_checkout(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
-    revisions = iter(["a" * 40, "a" * 40, "a" * 40 + UNCOMMITTED])  # twice before the build
+    revisions = iter(["a" * 40, "a" * 40 + UNCOMMITTED])
     patch.setattr("buildkit.publishing.publish.source_revision", lambda _root: next(revisions))
 
 
@@ -258,3 +258,15 @@ def test_mocked_engine_what_is_not_committed_stops_a_release_before_the_first_bu
     with pytest.raises(PublishError, match=r"images/locks/rocm/rocm-debian\.txt is not committed"):
         publish_images([publisher.request, replace(publisher.request, variant=other)], engine)
     assert publisher.tested == []
+
+
+def test_mocked_engine_a_release_is_of_one_commit(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody commits while the first image is tested."""
+    commits = iter([REVISION, REVISION, REVISION, "c" * 40])
+    monkeypatch.setattr("buildkit.publishing.publish.source_revision", lambda _root: next(commits))
+    engine = MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"))
+    with pytest.raises(PublishError, match="changed while the image was built"):
+        publish_images([publisher.request, publisher.request], engine)
+    assert all(tag.startswith(("staging-", "sha256-")) for tag in publisher.server.tags(REPOSITORY))

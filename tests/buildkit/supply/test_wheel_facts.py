@@ -1,7 +1,10 @@
 """Facts are read from the wheel itself, in a folder of this host."""
 
 import struct
+import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,22 @@ def test_a_wheel_for_another_python_is_skipped(wheel: Path) -> None:
     host = HostSettings("http://127.0.0.1:9", (), (str(wheel.parent),), (), None, {}, "")
     with pytest.raises(LockError):
         read_wheel_facts([Pin("thing", "1.0", frozenset())], BASE, host, [], [], frozenset())
+
+
+@pytest.mark.parametrize("address", ["http://a..b/", "http://127.0.0.1:xx/", "http://127.0.0.1:99999/"])
+def test_an_index_that_sends_us_to_no_address_is_named(tmp_path: Path, address: str) -> None:
+    """A real server with a page whose link cannot be followed."""
+    (tmp_path / "thing").mkdir()
+    name = "thing-1.0-py3-none-any.whl"
+    (tmp_path / "thing" / "index.html").write_text(f'<html><body><a href="{address}{name}">{name}</a></body></html>')
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        host = HostSettings(f"http://127.0.0.1:{server.server_port}", (), (), (), None, {}, "")
+        with pytest.raises(LockError, match="a wheel's contents could not be read"):
+            read_wheel_facts([Pin("thing", "1.0", frozenset())], BASE, host, [], [], frozenset())
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize(
