@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,14 +55,18 @@ def run_tests(program: str, function: str | None, inputs: Sequence[Any], limits:
     is the result as JSON. Raises SandboxError.
     """
     job = {"program": program, "function": function, "inputs": list(inputs), "prelude": True, **vars(limits)}
-    return [None if result["failure"] else result["output"] for result in _results(job, limits)]
+    return [None if result["failure"] else _text(result["output"]) for result in _results(job, limits)]
 
 
 def run_program(program: str, limits: Limits) -> Ended:
     """What a Python program without input wrote. It has no imports but its own. Raises SandboxError."""
     job = {"program": program, "function": None, "inputs": [""], "prelude": False, **vars(limits)}
     (result,) = _results(job, limits)
-    return Ended(result["output"], result["errors"], result["failure"])
+    return Ended(_text(result["output"]), _text(result["errors"]), result["failure"])
+
+
+def _text(encoded: str) -> str:
+    return b64decode(encoded).decode(errors="replace")
 
 
 def _results(job: Mapping[str, Any], limits: Limits) -> list[dict[str, Any]]:
