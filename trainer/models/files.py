@@ -20,6 +20,7 @@ from trainer.models.overrides import check_layers, with_overrides
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Rows that a thread decodes per call.
 ROWS_AT_ONCE = 64
+_LARGEST = 64 * 2**20  # bytes of JSON; the index of a thousand billion parameters has less
 
 
 def with_local_models(config: Config) -> Config:
@@ -365,7 +366,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    """Raises OSError also for a pipe or a device, which might never end."""
+    """Raises OSError also for a pipe or a device, which might never end, and for a file that is too large."""
     if file.exists() and not file.is_file():
         raise OSError("not a regular file")
+    if file.stat().st_size > _LARGEST:
+        raise OSError(f"larger than {_LARGEST // 2**20} MiB")
     return file.read_text(encoding="utf-8")

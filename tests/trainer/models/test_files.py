@@ -18,7 +18,7 @@ from trainer.config.sections.model import ModelConfig
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer, read_adapter_config
+from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer, read_adapter_config, read_json
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.models.weight_files import check_weights, parameter_count
 
@@ -91,8 +91,16 @@ def test_a_model_of_pipes_and_devices_is_refused(model: Path, tmp_path: Path, na
         case "adapter_config.json":
             checks.append(lambda: read_adapter_config(path))
     for check in checks:
-        with pytest.raises(DataError, match="not a regular file|is missing"):
+        with pytest.raises(DataError, match=r"not a regular file|is missing"):
             check()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_description_that_is_too_large_is_refused(tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DataError, match="larger than 64 MiB"):
+        read_json(tmp_path / name)
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(model: Path, tmp_path: Path) -> None:

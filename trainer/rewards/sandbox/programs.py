@@ -20,6 +20,7 @@ from trainer.errors import ConfigError
 from trainer.rewards.sandbox import sandboxed
 
 _START_SECONDS = 10.0
+_TRIAL_SECONDS = 60.0  # of bubblewrap, once per process
 _PREFIX = "slipway-sandbox-"
 
 
@@ -163,7 +164,10 @@ class _Bubblewrap:
 
 @cache
 def _bubblewrap() -> _Bubblewrap:
-    """Bubblewrap (https://github.com/containers/bubblewrap), if it works here."""
+    """Bubblewrap (https://github.com/containers/bubblewrap), if it works here.
+
+    Raises SandboxError if it takes too long: a busy machine must not weaken what confines programs.
+    """
     program = shutil.which("bwrap")
     if program is None:
         return _Bubblewrap(problem="is not installed")
@@ -184,10 +188,12 @@ def _bubblewrap() -> _Bubblewrap:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_START_SECONDS,
+            timeout=_TRIAL_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise SandboxError(f"bubblewrap did not start within {_TRIAL_SECONDS:g} s") from error
+    except OSError as error:
         return _Bubblewrap(problem=f"does not work: {error}")
     if tried.returncode != 0:
         return _Bubblewrap(problem=f"does not work: {_last_line(tried.stderr)}")
