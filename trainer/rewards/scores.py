@@ -83,8 +83,8 @@ def _unusable(what: str, answer: Answer) -> RewardError:
     return RewardError(
         f"the reward function returned {what} for the response {answer.response[:_SHOWN]!r} "
         f"(ground truth {answer.ground_truth!r}, data source {answer.data_source!r})",
-        hint="return a finite number up to 1e18, a mapping with one under `score`, or token_rewards: one number per token or "
-        "pairs (position, reward); raise an error for a response that cannot be scored",
+        hint="return a finite number up to 1e18, a mapping with one under `score`, or token_rewards: one number per "
+        "token or pairs (position, reward); raise an error for a response that cannot be scored",
     )
 
 
