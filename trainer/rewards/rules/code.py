@@ -68,7 +68,7 @@ def _run_remotely(
 def _tests(ground_truth: object, most: int) -> tuple[str | None, list[Any], list[Any]]:
     """Function or None, inputs and outputs. Raises RewardError if these are no tests."""
     try:
-        tests = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+        tests: Any = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
         inputs, outputs, function = tests["inputs"], tests["outputs"], tests.get("fn_name")
         if not len(inputs) == len(outputs) > 0 or any(
             isinstance(column, str | Mapping) for column in (inputs, outputs)

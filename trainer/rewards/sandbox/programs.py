@@ -74,9 +74,10 @@ def _results(job: Mapping[str, Any], limits: Limits) -> list[dict[str, Any]]:
     """A result for each input. Raises SandboxError."""
     seconds = _START_SECONDS + limits.seconds * len(job["inputs"])
     bubblewrap = _bubblewrap()
+    parent = 0 if bubblewrap.works else os.getpid()  # bubblewrap numbers processes anew
     with _folder(bubblewrap.works) as folder:
         process = subprocess.Popen(
-            [*bubblewrap.command, sys.executable, "-I", sandboxed.__file__],
+            [*bubblewrap.command, sys.executable, "-I", sandboxed.__file__, str(parent)],
             cwd=folder,
             env=_ENVIRONMENT,
             stdin=subprocess.PIPE,

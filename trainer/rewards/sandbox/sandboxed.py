@@ -1,4 +1,4 @@
-"""The program inside the sandbox: `python -I sandboxed.py`, with a job on standard input. Standard library only.
+"""The program inside the sandbox: `python -I sandboxed.py PARENT`, with a job on standard input. Standard library only.
 
 It runs an untrusted program once per test, each time in a forked process with fewer rights, and writes a line of JSON
 per test to standard output. The expected outputs never come here, so a program cannot look them up.
@@ -58,7 +58,7 @@ _STARTED = 3  # the descriptor over which a forked process says why it cannot ru
 
 
 def main() -> None:
-    _stay_bound(os.getppid())
+    _stay_bound(int(sys.argv[1]))
     job = json.load(sys.stdin)
     for name in MODULES:
         import_module(name)
