@@ -107,7 +107,7 @@ def _damage(random: Random, file: str) -> Damage:
     before = (whole_run() / file).read_bytes()
     kind = random.randrange(10)
     if kind == 0:
-        return Damage(file, random.choice(("nothing", "directory", "pipe", "device", "elsewhere")))
+        return Damage(file, random.choice(("nothing", "directory", "pipe", "device", "elsewhere", "loop")))
     if kind <= 2:
         start = random.randrange(len(before))
         return Damage(file, before[:start] + random.randbytes(random.randrange(8)) + before[start + 4 :])
@@ -149,6 +149,8 @@ def _inflict(damage: Damage, file: Path) -> None:
             os.mkfifo(file)
         case "device":
             file.symlink_to("/dev/zero")
+        case "loop":
+            file.symlink_to(file.name)
         case "elsewhere":
             file.symlink_to("/etc/hostname")
 

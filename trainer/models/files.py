@@ -20,6 +20,7 @@ from trainer.models.overrides import check_layers, with_overrides
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Rows that a thread decodes per call.
 ROWS_AT_ONCE = 64
+_LARGEST = 64 * 2**20  # bytes of JSON; the index of a thousand billion parameters has less
 
 
 def with_local_models(config: Config) -> Config:
@@ -75,8 +76,8 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
     """The settings of an adapter in peft's format. Raises DataError if they cannot be read."""
     file = directory / "adapter_config.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(_text(file))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"lora.path={directory}: cannot be read: {error}",
             hint="name a directory with adapter_config.json and adapter_model.safetensors",
@@ -356,9 +357,18 @@ def _tokens(model: Path) -> dict[str, int] | None:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read: {error}", hint="restore the file from the model's source") from error
     if not isinstance(content, dict):
         raise DataError(f"{file}: not a JSON object", hint="restore the file from the model's source")
     return content
+
+
+def _text(file: Path) -> str:
+    """Raises OSError also for a pipe or a device, which might never end, and for a file that is too large."""
+    if file.exists() and not file.is_file():
+        raise OSError("not a regular file")
+    if file.stat().st_size > _LARGEST:
+        raise OSError(f"larger than {_LARGEST // 2**20} MiB")
+    return file.read_text(encoding="utf-8")

@@ -45,8 +45,11 @@ def with_overrides(config: Config) -> Config:
 
 
 def _settings(model: Path) -> dict[str, Any]:
+    file = model / "config.json"
     try:
-        found = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        if file.exists() and not file.is_file():
+            raise OSError("not a regular file")  # reading a pipe or a device might never end
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{model}/config.json: cannot be read: {error}", hint="set model.path to a model") from error
     if not isinstance(found, dict):

@@ -32,6 +32,8 @@ def _parameters_in(file: Path) -> int:
     The format: eight bytes with the length of a JSON object, then that object with the shape of every tensor.
     """
     try:
+        if not file.is_file():
+            raise OSError("not a regular file")
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
@@ -62,7 +64,10 @@ def check_weights(config: Config) -> None:
 
 
 def _check_model(model: Path, setting: str) -> None:
-    """Looks at the files that Transformers would load."""
+    """Looks at the files that Transformers would load. A pipe or a device among them might never end."""
+    for file in model.iterdir() if model.is_dir() else ():
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise DataError(f"{file}: not a regular file", hint=_HINT)
     if (model / _MODEL).is_file():
         with _opened(model / _MODEL):
             return

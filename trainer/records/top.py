@@ -134,10 +134,10 @@ def _duration(seconds: float) -> str:
 
 
 def _silent_seconds(run_dir: Path) -> float | None:
-    """Seconds since the last heartbeat of the run's process; None if it has ended."""
+    """Seconds since the last heartbeat of the run's process; None if it has ended, or cannot be read."""
     try:
-        return max(0.0, time.time() - (run_dir / OWNER).stat().st_mtime)
-    except FileNotFoundError:
+        return max(0.0, time.time() - (run_dir / OWNER).lstat().st_mtime)
+    except OSError:
         return None
 
 

@@ -11,6 +11,7 @@ from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
 
 _SHOWN = 200  # characters of a response in an error
+_LARGEST = 1e18  # of a reward; losses hold its square in float32
 
 
 def as_scored(returned: Any, answer: Answer) -> Scored:
@@ -18,8 +19,8 @@ def as_scored(returned: Any, answer: Answer) -> Scored:
 
     The mapping's `pred` is the answer in the response, for majority votes. Its other numbers are logged. Its
     `token_rewards` are earned at certain tokens of the response, in addition to `score` at the last one (0 if left
-    out): one number per token, or pairs (position, reward). Raises RewardError for anything but finite numbers, because
-    such a reward would reach every weight of the policy.
+    out): one number per token, or pairs (position, reward). Raises RewardError for anything but finite numbers up to
+    1e18, because such a reward would reach every weight of the policy.
     """
     if not isinstance(returned, Mapping):
         return Scored(_finite(returned, returned, answer))
@@ -33,7 +34,7 @@ def as_scored(returned: Any, answer: Answer) -> Scored:
     pred = returned.get("pred")
     if isinstance(pred, int):
         pred = _shown(pred)
-    value = outcome + sum(reward for _, reward in by_token)
+    value = _finite(outcome + sum(reward for _, reward in by_token), returned, answer)
     return Scored(value, info=info, by_token=by_token, pred=None if pred is None else str(pred))
 
 
@@ -65,7 +66,7 @@ def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:
 
 
 def _finite(value: Any, returned: Any, answer: Answer) -> float:
-    if is_finite(value):
+    if is_finite(value) and abs(value) <= _LARGEST:
         return float(value)
     raise _unusable(_shown(returned if isinstance(returned, Mapping) and value is None else value), answer)
 
@@ -82,8 +83,8 @@ def _unusable(what: str, answer: Answer) -> RewardError:
     return RewardError(
         f"the reward function returned {what} for the response {answer.response[:_SHOWN]!r} "
         f"(ground truth {answer.ground_truth!r}, data source {answer.data_source!r})",
-        hint="return a finite number, a mapping with one under `score`, or token_rewards: one number per token or "
-        "pairs (position, reward); raise an error for a response that cannot be scored",
+        hint="return a finite number up to 1e18, a mapping with one under `score`, or token_rewards: one number per "
+        "token or pairs (position, reward); raise an error for a response that cannot be scored",
     )
 
 

@@ -18,8 +18,9 @@ from trainer.config.sections.model import ModelConfig
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer
+from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer, read_adapter_config, read_json
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.weight_files import check_weights, parameter_count
 
 ROOT = Path(trainer.__file__).parents[1]  # the tested code, not the copy of the trainer in the image
 
@@ -71,6 +72,35 @@ def test_a_missing_or_damaged_model_is_reported(model: Path, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
         check_models(roles(tmp_path, None))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "adapter_config.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_model_of_pipes_and_devices_is_refused(model: Path, tmp_path: Path, name: str, kind: str) -> None:
+    """Reading them might never end."""
+    path = changed(model, tmp_path / "model", "config.json", lambda _: None)
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name) if kind == "pipe" else (path / name).symlink_to("/dev/zero")
+    checks: list[Callable[[], object]] = [lambda: check_weights(roles(path, None))]
+    match name:
+        case "config.json":
+            checks.append(lambda: check_models(roles(path, None)))
+        case "model.safetensors":
+            checks.append(lambda: parameter_count(path))
+        case "adapter_config.json":
+            checks.append(lambda: read_adapter_config(path))
+    for check in checks:
+        with pytest.raises(DataError, match=r"not a regular file|is missing"):
+            check()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_description_that_is_too_large_is_refused(tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DataError, match="larger than 64 MiB"):
+        read_json(tmp_path / name)
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(model: Path, tmp_path: Path) -> None:

@@ -83,6 +83,16 @@ def test_a_run_that_ended_or_died_says_so(tmp_path: Path) -> None:
     assert "last process 7 on node0" in shown(tmp_path)
 
 
+def test_links_in_place_of_the_heartbeat_are_not_followed(tmp_path: Path) -> None:
+    for number, target in enumerate((OWNER, "nowhere", "/dev/zero")):
+        run_dir = tmp_path / str(number)
+        with Tracker(run_dir, Config()) as tracker:
+            tracker.begin()
+            tracker.log(1, {"reward/mean": 1.0})
+        (run_dir / OWNER).symlink_to(target)
+        watch(run_dir, Console(file=io.StringIO()))
+
+
 def test_a_run_without_steps_and_half_a_file_are_no_errors(tmp_path: Path) -> None:
     with RunOwner(tmp_path), Tracker(tmp_path, Config()) as tracker, tracker.phase("start_up"):
         tracker.begin()

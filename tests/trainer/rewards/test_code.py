@@ -52,6 +52,35 @@ def test_a_program_earns_the_share_of_tests_that_it_passes(program: str, tests: 
     assert score(program, tests) == expected
 
 
+def test_a_result_that_is_too_deep_to_read_is_a_wrong_answer() -> None:
+    program = """
+def add(a, b):
+    os.write(1, b"[" * 200_000)
+    os._exit(0)
+import os
+"""
+    assert score(program, ADD) == 0.0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": ["1"]},
+        {"inputs": ["1"], "outputs": 1},
+        {"inputs": "1", "outputs": "1"},
+        {"inputs": {"1": 1}, "outputs": {"1": 1}},
+        {"inputs": ["no JSON"], "outputs": ["1"], "fn_name": "add"},
+        {"inputs": [1], "outputs": [1], "fn_name": "add"},
+        '["inputs", "outputs"]',
+        "[" * 100_000,
+        7,
+    ],
+)
+def test_what_is_no_tests_is_refused_by_name(tests: object) -> None:
+    with pytest.raises(RewardError, match="needs tests, not the ground truth"):
+        score("print(1)", tests)
+
+
 class Fusion(BaseHTTPRequestHandler):
     """A server that speaks SandboxFusion's protocol and runs programs as they are, with Python."""
 

@@ -68,19 +68,21 @@ def _run_remotely(
 def _tests(ground_truth: object, most: int) -> tuple[str | None, list[Any], list[Any]]:
     """Function or None, inputs and outputs. Raises RewardError if these are no tests."""
     try:
-        tests = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
-    except ValueError:
-        tests = None
-    if not isinstance(tests, Mapping) or not tests.get("inputs") or len(tests["inputs"]) != len(tests["outputs"]):
+        tests: Any = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+        inputs, outputs, function = tests["inputs"], tests["outputs"], tests.get("fn_name")
+        if not len(inputs) == len(outputs) > 0 or any(
+            isinstance(column, str | Mapping) for column in (inputs, outputs)
+        ):
+            raise ValueError("not as many outputs as inputs")
+        inputs, outputs = list(inputs)[:most], list(outputs)[:most]
+        if function is None:
+            return None, [_joined(text) for text in inputs], [_joined(text) for text in outputs]
+        return function, [_arguments(given) for given in inputs], [_parsed(wanted) for wanted in outputs]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RewardError(
             f"the reward rule code needs tests, not the ground truth {str(ground_truth)[:200]!r}",
-            hint="write {'inputs': [...], 'outputs': [...]}, with 'fn_name' for a function",
-        )
-    inputs, outputs = list(tests["inputs"])[:most], list(tests["outputs"])[:most]
-    function = tests.get("fn_name")
-    if function is None:
-        return None, [_joined(text) for text in inputs], [_joined(text) for text in outputs]
-    return function, [_arguments(given) for given in inputs], [_parsed(wanted) for wanted in outputs]
+            hint="write {'inputs': [...], 'outputs': [...]}, with 'fn_name' for a function and JSON in both",
+        ) from error
 
 
 def _joined(text: Any) -> str:
@@ -99,7 +101,7 @@ def _same_result(given: str, wanted: Any) -> bool:
     """Whether a result is the wanted one, or the only element of a list that holds it."""
     try:
         result = json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return bool(result == wanted or (isinstance(wanted, list) and wanted and result == wanted[0]))
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trainer.errors import ConfigError
 from trainer.rewards.sandbox import sandboxed
 
 _START_SECONDS = 10.0
+_TRIAL_SECONDS = 60.0  # of bubblewrap, once per process
 _PREFIX = "slipway-sandbox-"
 
 
@@ -54,23 +56,28 @@ def run_tests(program: str, function: str | None, inputs: Sequence[Any], limits:
     is the result as JSON. Raises SandboxError.
     """
     job = {"program": program, "function": function, "inputs": list(inputs), "prelude": True, **vars(limits)}
-    return [None if result["failure"] else result["output"] for result in _results(job, limits)]
+    return [None if result["failure"] else _text(result["output"]) for result in _results(job, limits)]
 
 
 def run_program(program: str, limits: Limits) -> Ended:
     """What a Python program without input wrote. It has no imports but its own. Raises SandboxError."""
     job = {"program": program, "function": None, "inputs": [""], "prelude": False, **vars(limits)}
     (result,) = _results(job, limits)
-    return Ended(result["output"], result["errors"], result["failure"])
+    return Ended(_text(result["output"]), _text(result["errors"]), result["failure"])
+
+
+def _text(encoded: str) -> str:
+    return b64decode(encoded).decode(errors="replace")
 
 
 def _results(job: Mapping[str, Any], limits: Limits) -> list[dict[str, Any]]:
     """A result for each input. Raises SandboxError."""
     seconds = _START_SECONDS + limits.seconds * len(job["inputs"])
     bubblewrap = _bubblewrap()
+    parent = 0 if bubblewrap.works else os.getpid()  # bubblewrap numbers processes anew
     with _folder(bubblewrap.works) as folder:
         process = subprocess.Popen(
-            [*bubblewrap.command, sys.executable, "-I", sandboxed.__file__],
+            [*bubblewrap.command, sys.executable, "-I", sandboxed.__file__, str(parent)],
             cwd=folder,
             env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
@@ -158,7 +165,10 @@ class _Bubblewrap:
 
 @cache
 def _bubblewrap() -> _Bubblewrap:
-    """Bubblewrap (https://github.com/containers/bubblewrap), if it works here."""
+    """Bubblewrap (https://github.com/containers/bubblewrap), if it works here.
+
+    Raises SandboxError if it takes too long: a busy machine must not weaken what confines programs.
+    """
     program = shutil.which("bwrap")
     if program is None:
         return _Bubblewrap(problem="is not installed")
@@ -179,10 +189,12 @@ def _bubblewrap() -> _Bubblewrap:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_START_SECONDS,
+            timeout=_TRIAL_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise SandboxError(f"bubblewrap did not start within {_TRIAL_SECONDS:g} s") from error
+    except OSError as error:
         return _Bubblewrap(problem=f"does not work: {error}")
     if tried.returncode != 0:
         return _Bubblewrap(problem=f"does not work: {_last_line(tried.stderr)}")

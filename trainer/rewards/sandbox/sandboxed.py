@@ -1,4 +1,4 @@
-"""The program inside the sandbox: `python -I sandboxed.py`, with a job on standard input. Standard library only.
+"""The program inside the sandbox: `python -I sandboxed.py PARENT`, with a job on standard input. Standard library only.
 
 It runs an untrusted program once per test, each time in a forked process with fewer rights, and writes a line of JSON
 per test to standard output. The expected outputs never come here, so a program cannot look them up.
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -35,6 +36,7 @@ MODULES = (
 )
 PRELUDE = "".join(f"import {name}\nfrom {name} import *\n" for name in MODULES)
 MOST_WRITTEN = 4 * 2**20  # bytes of a file, and of what a program prints
+MOST_PRINTED = 64 * 2**20  # characters of base64 for all tests of a program
 MOST_STORED = 64 * 2**20  # bytes of all files
 MOST_FILES = 1000  # with folders
 MOST_THREADS = 256
@@ -56,13 +58,18 @@ _STARTED = 3  # the descriptor over which a forked process says why it cannot ru
 
 
 def main() -> None:
-    _stay_bound(os.getppid())
+    _stay_bound(int(sys.argv[1]))
     job = json.load(sys.stdin)
     for name in MODULES:
         import_module(name)
+    printed = 0
     for given in job["inputs"]:
         _FOLDER.mkdir(mode=0o700)
-        sys.stdout.write(json.dumps(_test(job, given)) + "\n")
+        result = _test(job, given)
+        printed += sum(len(result.get(name, "")) for name in ("output", "errors"))
+        if printed > MOST_PRINTED:
+            result = {"failure": f"the tests print over {MOST_PRINTED // 2**20} MiB", "output": "", "errors": ""}
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
         for path in Path().iterdir():
             remove(path)
@@ -77,7 +84,7 @@ def remove(path: Path) -> None:
 
 
 def _test(job: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """What the program wrote or returned, or why it failed; under `broken`, why it could not be started.
+    """What the program wrote or returned, in base64, or why it failed; under `broken`, why it could not be started.
 
     Input and output are files in memory that have no path, so a program cannot put others in their place.
     """
@@ -103,10 +110,10 @@ def _test(job: Mapping[str, Any], given: Any) -> dict[str, Any]:
         return {"broken": broken}
     if not failure and status != 0:
         failure = f"the program ended with status {os.waitstatus_to_exitcode(status)}"
-    result = {"output": os.pread(stdout, MOST_WRITTEN, 0), "errors": os.pread(stderr, MOST_WRITTEN, 0)}
+    written = {"output": os.pread(stdout, MOST_WRITTEN, 0), "errors": os.pread(stderr, MOST_WRITTEN, 0)}
     for descriptor in (stdin, stdout, stderr):
         os.close(descriptor)
-    return {"failure": failure, **{name: written.decode(errors="replace") for name, written in result.items()}}
+    return {"failure": failure, **{name: b64encode(content).decode() for name, content in written.items()}}
 
 
 def _watch(child: int, seconds: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.process_table import alive, descendants
 from tests.trainer.rewards.sandbox.machines import Machine, answer
-from trainer.rewards.sandbox.sandboxed import MOST_STORED, MOST_THREADS, MOST_WRITTEN
+from trainer.rewards.sandbox.sandboxed import MOST_PRINTED, MOST_STORED, MOST_THREADS, MOST_WRITTEN
 
 # A machine that is busy with other tests needs longer to start a program than to run one.
 SECONDS = 20.0
@@ -56,6 +56,13 @@ def test_output_is_bounded_and_its_excess_is_an_error(machine: Machine) -> None:
     assert len(ended.stdout) == MOST_WRITTEN
     assert ended.error
     assert "File too large" in ended.stderr
+
+
+def test_output_of_all_tests_is_bounded(machine: Machine) -> None:
+    program = f"import os, sys\nsys.stdout.write(chr(0) * {MOST_WRITTEN})\nsys.stderr.write('x' * {MOST_WRITTEN})"
+    outputs = machine.outputs(program, [""] * 10, seconds=SECONDS)
+    full = MOST_PRINTED // (2 * 4 * -(-MOST_WRITTEN // 3))
+    assert outputs == ["\0" * MOST_WRITTEN] * full + [None] * (10 - full)
 
 
 @pytest.mark.parametrize(
