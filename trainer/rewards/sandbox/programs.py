@@ -110,45 +110,54 @@ def _folder(bubblewrap: bool) -> Iterator[str]:
         yield "/"
         return
     _remove_leftovers()
-    with _locked_folder() as folder:
+    folder, lock = _new_folder()
+    try:
         folder.chmod(0o711)  # another user enters the folders below
         yield os.fspath(folder)
+    finally:
+        sandboxed.remove(folder)
+        if lock is not None:
+            os.close(lock)
 
 
-@contextmanager
-def _locked_folder() -> Iterator[Path]:
-    """A new folder, whose lock ends with this process even if that is killed; then it is a leftover."""
+def _new_folder() -> tuple[Path, int | None]:
+    """A folder and the descriptor of its lock, which ends with this process even if that is killed.
+
+    None where the file system has no such locks, as NFS: there a leftover stays.
+    """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        with suppress(FileNotFoundError), _lock(folder) as mine:
-            if mine and folder.exists():  # else it was taken for a leftover
-                try:
-                    yield folder
-                finally:
-                    sandboxed.remove(folder)
-                return
+        try:
+            lock = _lock(folder)
+        except (FileNotFoundError, BlockingIOError):
+            continue  # another job took it for a leftover
+        except OSError:
+            return folder, None
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    """Whether this process owns the folder alone."""
+def _lock(folder: Path) -> int:
+    """A descriptor with the lock of a folder. Raises OSError; BlockingIOError if another process has the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield os.fstat(descriptor).st_uid == os.geteuid()
-    except BlockingIOError:
-        yield False
-    finally:
+    except OSError:
         os.close(descriptor)
+        raise
+    return descriptor
 
 
 @cache
 def _remove_leftovers() -> None:
     """Removes the folders of jobs of this user that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError), _lock(folder) as mine:  # OSError: another user's, or no folder
-            if mine:
+        with suppress(OSError):  # in use, another user's, or no folder
+            lock = _lock(folder)
+            if os.fstat(lock).st_uid == os.geteuid():
                 sandboxed.remove(folder)
+            os.close(lock)
 
 
 @dataclass(frozen=True)
