@@ -1,4 +1,4 @@
-"""What Ray's processes hold while the head remembers calls to actors, for docs/concepts/reliability.md.
+"""What Ray's processes hold while the head remembers calls to actors, for benchmarks/measured/soak.md.
 
     docker run --rm --shm-size 1g -v $PWD:/src:ro -e PYTHONPATH=/src -e RAY_task_events_max_num_task_in_gcs=10000 \\
         slipway:cpu -- python -m benchmarks.remembered_calls [--calls 107000] [--rate 150]

@@ -1,7 +1,7 @@
 """Injects faults and checks what they leave behind: `python -m tests.chaos ROOM… --record FILE`.
 
 Each kind is injected --count times, at moments drawn from the seeds 0, 1, …. FILE keeps a JSON line per injection;
-a later call injects only what is missing there. --table prints the table of docs/concepts/reliability.md from it.
+a later call injects only what is missing there. --table prints the table of benchmarks/measured/faults.md from it.
 """
 
 import argparse

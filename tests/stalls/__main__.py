@@ -2,7 +2,7 @@
 
 Each fault is injected --count times, at ranks, phases and collectives drawn from the seeds --seed, --seed + 1, ….
 FILE keeps a line of JSON per injection; a later call injects only what is missing there. --table prints the table of
-docs/concepts/reliability.md from it, also with what `python -m tests.stalls.nodes` wrote. --healthy takes healthy
+benchmarks/measured/faults.md from it, also with what `python -m tests.stalls.nodes` wrote. --healthy takes healthy
 steps instead and counts false alarms.
 
 Runs in the image, with Ray, PyTorch and a small file system at /full:

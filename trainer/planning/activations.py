@@ -1,7 +1,7 @@
 """What a forward and backward pass keeps in GPU memory, by estimate.
 
 The formulas follow what a decoder layer with gated feed-forward keeps for its backward pass. On H200s updates of 1.5B
-took 0.95 of the estimate and updates of 0.5B 0.8 (docs/performance.md).
+took 0.95 of the estimate and updates of 0.5B 0.8 (benchmarks/measured/training.md).
 """
 
 from trainer.config.sections.roles import TrainedModelConfig

@@ -29,7 +29,8 @@ from trainer.rollout.vllm_settings import GRAPHS, graph_size
 
 # Of a GPU's memory, the share that choices may fill: estimates are within a tenth, and fragments take the rest.
 FILLED = 0.9
-# Beyond these sizes micro-batches were not faster on H200s: matrix products fill the GPU (docs/performance.md).
+# Beyond these sizes micro-batches were not faster on H200s: matrix products fill the GPU
+# (benchmarks/measured/training.md).
 TOKENS, TOKENS_OF_A_SMALL_MODEL = 16384, 32768
 SMALL = 1_000_000_000  # parameters
 # With fewer tokens in a micro-batch, computing activations again costs less than small matrix products.
