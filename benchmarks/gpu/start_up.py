@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from benchmarks.results import read_rows
-from buildkit.warming.contents import packed_files
+from buildkit.warming.archive import packed_files
 from entrypoints.host.child_environment import CACHE_DIR, CACHES
 from entrypoints.host.starting_cache import COMPILED, copy_compiled
 

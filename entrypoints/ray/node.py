@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from entrypoints.error_lines import read_tail
+from entrypoints.error_lines import causes, error_lines, read_tail
 from entrypoints.errors import RayFailedError
 from entrypoints.host.child_environment import open_to_others, without_launchers
 from entrypoints.host.network.interfaces import bracketed
@@ -19,7 +19,6 @@ from entrypoints.options import Dashboard, RayOptions
 from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import LOOPBACK_ONLY
 from entrypoints.ray.directory import NodeDirectory
-from entrypoints.ray.log_errors import AGENTS, all_errors, last_errors
 from entrypoints.ray.log_mirror import LogMirror
 from entrypoints.ray.object_store import choose_object_store
 from entrypoints.ray.ports import ClaimedPorts, RayPorts, can_bind
@@ -275,3 +274,35 @@ def _with_port(dashboard: Dashboard, ports: RayPorts) -> Dashboard:
     """The dashboard with a port: the user's, else Ray's default if it is free, else one of this job's."""
     port = dashboard.port or (_DASHBOARD_PORT if can_bind(_DASHBOARD_PORT) else ports.named["dashboard"])
     return Dashboard(dashboard.host, port)
+
+
+AGENTS = ("dashboard_agent", "runtime_env_agent")
+"""Programs that the raylet starts. It ends if one of them fails."""
+_PROCESSES = (*AGENTS, "raylet", "gcs_server")
+_MOST = 5
+"""Most lines of one process."""
+
+
+def last_errors(logs: Path, process: str) -> str:
+    """The last errors of a process, and those of the agents that it blames."""
+    errors = {process: _last(logs, process)}
+    blamed = [agent for agent in AGENTS if any(agent in line for line in errors[process])]
+    return _listed({agent: _last(logs, agent) for agent in blamed} | errors)
+
+
+def all_errors(logs: Path, output: Path) -> str:
+    """The errors in the output of one of Ray's programs, and of all processes that it started."""
+    program = output.stem.replace("-", " ")
+    return _listed({program: causes(read_tail(output))} | {process: _last(logs, process) for process in _PROCESSES})
+
+
+def _last(logs: Path, process: str) -> list[str]:
+    """The last errors of a process. Ray's older versions write those of the raylet and the GCS to `.out`."""
+    output, *others = (error_lines(read_tail(logs / f"{process}.{kind}")) for kind in ("out", "err", "log"))
+    return ([line for lines in others for line in lines] or output)[-_MOST:]
+
+
+def _listed(errors: Mapping[str, Sequence[str]]) -> str:
+    """A single line behind a colon, several below it, each with its program."""
+    lines = [f"{program}: {line}" for program, lines in errors.items() for line in lines]
+    return f": {lines[0]}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)

@@ -78,7 +78,7 @@ def train(
     """Trains in a container; the exit status. Notes how long after the first save the log says that the next waits."""
     command = ["docker", "run", "--rm", "--init", "--shm-size", "1g", *options, "-v", f"{disk}:{disk}"]
     command += ["-v", f"{REPOSITORY}:/checkout:ro", "-e", "PYTHONPATH=/checkout", "--entrypoint", "launch", IMAGE]
-    command += ["--", "python", "-m", "tests.chaos.training", str(disk), str(steps)]
+    command += ["--", "python", "-m", "tests.cluster.training", str(disk), str(steps)]
     began = time.monotonic()
     saving: float | None = None
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:

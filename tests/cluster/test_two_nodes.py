@@ -125,7 +125,7 @@ def test_preflight_names_the_slow_node(job: Callable[..., Job]) -> None:
     assert all("node1 cpu: " in line and "is usual here" in line for line in slow)
 
 
-TRAINING = (Path(__file__).parents[1] / "chaos" / "training.py").read_text()
+TRAINING = Path(__file__).with_name("training.py").read_text()
 LISTENERS = """
 import os, socket
 from pathlib import Path

@@ -122,8 +122,10 @@ def test_the_build_context_holds_the_installed_code(environment: Path, tmp_path:
 
 def test_the_container_tests_are_found(environment: Path, tmp_path: Path) -> None:
     (project,) = environment.glob("lib/python*/site-packages/buildkit/project")
-    command = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", project / "tests" / "smoke"]
-    assert "test_contents.py" in check_output(environment / "bin" / "python", *command, cwd=tmp_path)
+    command = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", project / "tests"]
+    collected = check_output(environment / "bin" / "python", *command, cwd=tmp_path)
+    assert "test_contents.py" in collected
+    assert "test_two_nodes.py" in collected
 
 
 def test_a_checkout_around_the_folder_comes_before_the_installed_data(environment: Path, project: Path) -> None:

@@ -14,9 +14,8 @@ from trainer.config.sections.distillation import DistillationConfig
 from trainer.config.sections.model import ModelConfig
 from trainer.config.sections.reward import RewardConfig
 from trainer.config.sections.roles import ActorConfig, CriticConfig, ReferenceConfig
-from trainer.config.sections.rollout import RolloutConfig
+from trainer.config.sections.rollout import RolloutConfig, ValidationConfig
 from trainer.config.sections.trainer import TrainerConfig
-from trainer.config.sections.validation import ValidationConfig
 from trainer.config.sections.watchdogs import WatchdogsConfig
 from trainer.errors import ConfigError
 

@@ -1,5 +1,6 @@
 """The base class of the three training roles."""
 
+import platform
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +28,6 @@ from trainer.models.pretrained import empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
 from trainer.training.compile_ahead import compile_ahead, large_pass, typical_rows
 from trainer.training.determinism import compute_deterministically
-from trainer.training.device import device_kind
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
 from trainer.training.memory.allocator import use_expandable_segments
 from trainer.training.non_finite import FOLDER, FaultFiles
@@ -279,3 +279,19 @@ class TrainingWorker:
 def micro_batch_limit(settings: TrainedModelConfig) -> MicroBatchLimit:
     """How much one forward pass of this role may hold."""
     return MicroBatchLimit(settings.micro_batch_size, settings.micro_batch_tokens)
+
+
+def device_kind(device: torch.device) -> str:
+    """The device's name. On CPU also the instruction set and the number of threads, which decide how sums are split."""
+    if device.type != "cpu":
+        return str(torch.cuda.get_device_name(device))
+    return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The name of this machine's processor, or its architecture where Linux tells no name."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,6 +1,7 @@
 """One rank's shard of a network under FSDP2: forward passes, optimizer steps and weights."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,6 @@ from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import is_packed
 from trainer.models.tensor_parallel import add_gradients_of_heads
-from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.loss_scale import LossScale
 from trainer.training.memory.aborted_pass import discard_pass
 from trainer.training.memory.allocator import give_back_memory
@@ -348,3 +348,23 @@ def _memory_errors_explained(kind: type[WorkerError] = MemoryFullError) -> Itera
             hint="lower micro_batch_tokens (or micro_batch_size), or set sharding.optimizer_offload=true or "
             "activation_checkpointing=true, of the actor or the critic; see docs/guides/tuning.md",
         ) from error
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[DTensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def global_norm(gradients: Iterable[DTensor]) -> float:
+    """The L2 norm of all gradients over all ranks, on any number of meshes. Every rank must call it."""
+    by_mesh: dict[object, list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        by_mesh[gradient.device_mesh].append(gradient)
+    norms = [nn.utils.get_total_norm(own).full_tensor() for own in by_mesh.values()]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+@torch.no_grad()
+def scale(gradients: Iterable[DTensor], factor: float) -> None:
+    """Multiplies all gradients by a factor in place."""
+    if local := [gradient.to_local() for gradient in gradients]:
+        torch._foreach_mul_(local, factor)

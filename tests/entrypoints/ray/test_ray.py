@@ -163,7 +163,7 @@ def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
 @pytest.mark.full
 def test_on_one_node_a_training_run_listens_on_loopback_only(start: Start, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs torch, which the images have")
-    command = (sys.executable, "-m", "tests.chaos.training", str(tmp_path), "1000")
+    command = (sys.executable, "-m", "tests.cluster.training", str(tmp_path), "1000")
     launch = start("--single", *SMALL[:2], "--num-gpus", "0", *SMALL[4:], "--", *command)
     deadline = time.monotonic() + 240
     while not (tmp_path / "run" / "checkpoints" / "step_000001").exists():

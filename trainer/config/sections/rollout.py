@@ -218,3 +218,18 @@ class RolloutConfig(Section):
 
     def eager_on(self, device: str) -> bool:
         return device == "cpu" if self.enforce_eager is None else self.enforce_eager
+
+
+class ValidationConfig(Section):
+    samples: int = Field(1, gt=0, description="responses to each held-out prompt")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="sample only the likeliest tokens that hold this probability")
+    top_k: int | None = Field(None, gt=0, description="sample only the k likeliest tokens; null: all")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="sample only tokens with at least this share of the likeliest one's probability"
+    )
+
+    @property
+    def truncation(self) -> Truncation:
+        """Which tokens may be sampled."""
+        return Truncation(self.top_p, self.top_k, self.min_p)

@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainer.config.custom_code import code_lines
 from trainer.config.dpo import DpoConfig
 from trainer.config.kto import KtoConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.sft import SftConfig
-from trainer.config.tree import Config
+from trainer.config.tree import Config, RunConfig
 from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
 from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
@@ -22,8 +23,7 @@ from trainer.runs.offline.dpo import train_on_preferences
 from trainer.runs.offline.kto import train_on_labels
 from trainer.runs.offline.sft import fine_tune
 from trainer.runs.ppo import train
-from trainer.runs.reproduction.certificate import Certificate, Input, differences, read_certificate
-from trainer.runs.reproduction.exactness import obstacles, reservations
+from trainer.runs.reproduction.certificate import Certificate, Hardware, Input, differences, read_certificate
 from trainer.runs.reproduction.inputs import hashed_input, named_paths
 from trainer.runs.reproduction.surroundings import software
 from trainer.runs.reproduction.verify import check_weights
@@ -222,3 +222,36 @@ def _metrics(run_dir: Path, target: Path) -> Iterator[tuple[int, str]]:
 def _interrupted_before(name: str, row: Mapping[str, float]) -> bool:
     """Whether a run failed in a step before it measured a metric. It goes on with the next step."""
     return INTERRUPTED in row and name not in row and name.startswith(_AFTER_UPDATE)
+
+
+def obstacles(settings: RunConfig) -> Iterator[str]:
+    """Each reason why a run of these settings has other weights each time."""
+    if settings.trainer.mode == "asynchronous":
+        yield "trainer.mode=asynchronous: the timing of engines and learner decides which weights sample a token"
+
+
+def reservations(settings: RunConfig, hardware: Hardware | None) -> Iterator[str]:
+    """Each reason why a run of these settings may have other weights, although nothing differs."""
+    names = {device for devices in (hardware.devices if hardware else {}).values() for device in devices}
+    if any("threads" not in name for name in names) and not settings.trainer.deterministic:
+        yield (
+            "kernels on GPUs may add numbers in another order: differences by rounding are possible without "
+            "trainer.deterministic"
+        )
+    for line in code_lines(settings):
+        yield f"{line}: the same weights need the same answers of it"
+    if isinstance(settings, Config):
+        yield from _order_of_answers(settings)
+
+
+def _order_of_answers(settings: Config) -> Iterator[str]:
+    rollout, together = settings.rollout, settings.trainer.deterministic
+    found = None
+    if rollout.agent == "program":
+        found = "rollout.agent=program"
+    elif rollout.agent == "tools" and not together:
+        found = "rollout.agent=tools without trainer.deterministic"
+    elif rollout.environment.path is not None and not together:
+        found = "rollout.environment without trainer.deterministic"
+    if found:
+        yield f"{found}: the order in which conversations are answered decides what an engine computes together"

@@ -33,7 +33,7 @@ from tests.trainer.rollout.accounting.steady_steps_program import (
 )
 from tests.trainer.rollout.engine_program import END, make_model
 from trainer.rollout.speculation.drafting import Drafting
-from trainer.rollout.speculation.step_times import StepTimes
+from trainer.rollout.speculation.payoff import StepTimes
 
 MOST = 5
 

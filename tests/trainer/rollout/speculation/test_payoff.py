@@ -2,8 +2,17 @@
 
 from collections.abc import Sequence
 
-from trainer.rollout.speculation.payoff import FIRST_PAUSE, LONGEST_PAUSE, PAUSE, WINDOW, Payoff
-from trainer.rollout.speculation.step_times import ASSUMED_COST, LEAST_COST, REMEMBERED, StepTimes
+from trainer.rollout.speculation.payoff import (
+    ASSUMED_COST,
+    FIRST_PAUSE,
+    LEAST_COST,
+    LONGEST_PAUSE,
+    PAUSE,
+    REMEMBERED,
+    WINDOW,
+    Payoff,
+    StepTimes,
+)
 
 
 def times(plain: Sequence[float], drafting: Sequence[float], responses: int = 64) -> StepTimes:

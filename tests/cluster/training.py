@@ -1,4 +1,4 @@
-"""A short real run that saves after every step: `python -m tests.chaos.training DIRECTORY STEPS`, inside the image.
+"""A short real run that saves after every step: `python -m tests.cluster.training DIRECTORY STEPS`, inside the image.
 
 Continues the run in DIRECTORY if there is one. Model and data are made in /tmp, always the same.
 """
