@@ -45,16 +45,14 @@ class Clip:
     high: float
     dual: float | None = None
 
-    def settings(self, *names: str) -> dict[str, float | None]:
-        """The settings with these names, or all settings."""
-        values = {"clip_ratio": 0.2, "clip_ratio_low": self.low, "clip_ratio_high": self.high, "clip_dual": self.dual}
-        return {name: values[name] for name in names or values}
+    def settings(self) -> dict[str, float | None]:
+        return {"clip_ratio": 0.2, "clip_ratio_low": self.low, "clip_ratio_high": self.high, "clip_dual": self.dual}
 
 
 def token_losses(name: str, log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, clip: Clip) -> Tensor:
     row = POLICY_LOSSES[name]
-    clips = [name for name in clip.settings() if name in row.parameters]
-    return row.loss(log_probs, old, advantages, mask, **(clip.settings(*clips) if clips else {})).loss
+    values = {name: clip.settings().get(name, parameter.default) for name, parameter in row.parameters.items()}
+    return row.loss(log_probs, old, advantages, mask, **values).loss
 
 
 CLIPS = (Clip(0.2, 0.2), Clip(0.2, 0.28), Clip(0.2, 0.2, dual=3.0), Clip(0.1, 0.5, dual=1.5))
@@ -162,7 +160,12 @@ def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
 def test_gspo_has_no_dual_clip() -> None:
     log_probs = torch.full((1, 4), -1.0, requires_grad=True)
     mask, advantages = torch.ones(1, 4, dtype=torch.bool), torch.full((1, 4), -1.0)
-    loss = aggregate(gspo(log_probs, log_probs.detach() - 2, advantages, mask).loss, mask, "token-mean", count_of(mask))
+    loss = aggregate(
+        gspo(log_probs, log_probs.detach() - 2, advantages, mask, 0.2, None, None).loss,
+        mask,
+        "token-mean",
+        count_of(mask),
+    )
     loss.backward()
     assert log_probs.grad is not None
     assert_close(loss.item(), math.exp(2), rtol=1e-6, atol=0)  # 7.39, where a dual clip would give 3 ...
@@ -189,7 +192,7 @@ def test_cispo_gives_every_token_a_gradient_of_bounded_weight(seed: int) -> None
     new, old = normal(seed, 3, 5).requires_grad_(), normal(seed + 1, 3, 5)
     advantages, mask = normal(seed + 2, 3, 5), random_mask(seed, 3, 5)
     loss = aggregate(
-        cispo(new, old, advantages, mask, clip_ratio_low=0.3, clip_ratio_high=0.4).loss,
+        cispo(new, old, advantages, mask, 0.2, clip_ratio_low=0.3, clip_ratio_high=0.4).loss,
         mask,
         "token-sum",
         count_of(mask),

@@ -83,7 +83,9 @@ def test_each_token_has_its_own_loss_and_gradient(
     name: str, slow: Callable[[Token], tuple[float, float]], parameters: dict[str, float], seed: int
 ) -> None:
     new, old, advantages, mask = policies(seed)
-    found = POLICY_LOSSES[name].loss(new, old, advantages, mask, **parameters).loss
+    row = POLICY_LOSSES[name]
+    defaults = {name: parameter.default for name, parameter in row.parameters.items()}
+    found = row.loss(new, old, advantages, mask, **(defaults | parameters)).loss
     (gradient,) = torch.autograd.grad(found.sum(), new)
     values = [tensor.detach().flatten().tolist() for tensor in (new, old, advantages)]
     expected = torch.tensor([slow(Token(*token)) for token in zip(*values, strict=True)], dtype=torch.float64)
@@ -142,7 +144,7 @@ def test_kl_cov_penalises_the_tokens_of_largest_covariance(seed: int) -> None:
 def test_clip_cov_leaves_out_some_tokens_of_large_covariance(seed: int) -> None:
     new, old, advantages, mask = policies(seed)
     ppo = POLICY_LOSSES["ppo"].loss(
-        new, old, advantages, mask, clip_ratio_low=LOW, clip_ratio_high=HIGH, clip_dual=None
+        new, old, advantages, mask, clip_ratio=0.2, clip_ratio_low=LOW, clip_ratio_high=HIGH, clip_dual=None
     )
     result = clip_cov(new, old, advantages, mask, 0.2, LOW, HIGH, 0.15, 0.2, 2.0)
     unclipped = {index for index in range(ROWS * TOKENS) if not ppo.clipped.flatten()[index]}

@@ -31,4 +31,4 @@ def distillation_policy_loss(
     Returns:
         [rows, tokens].
     """
-    return ppo(log_probs, old_log_probs, -kl.detach(), mask, clip_ratio=clip_ratio, clip_dual=clip_dual).loss
+    return ppo(log_probs, old_log_probs, -kl.detach(), mask, clip_ratio, None, None, clip_dual).loss

@@ -17,9 +17,9 @@ def cispo(
     old_log_probs: Tensor,
     advantages: Tensor,
     _mask: Tensor,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
+    clip_ratio: float,
+    clip_ratio_low: float | None,
+    clip_ratio_high: float | None,
 ) -> TokenLoss:
     """REINFORCE with clipped importance weights: every token keeps a gradient (MiniMax 2025, arXiv:2506.13585, eq. 4).
 

@@ -19,12 +19,12 @@ def clip_cov(
     old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_cov_ratio: float = 0.0002,
-    clip_cov_low: float = 1.0,
-    clip_cov_high: float = 5.0,
+    clip_ratio: float,
+    clip_ratio_low: float | None,
+    clip_ratio_high: float | None,
+    clip_cov_ratio: float,
+    clip_cov_low: float,
+    clip_cov_high: float,
 ) -> TokenLoss:
     """The clipped surrogate without some tokens of large covariance (Cui et al. 2025, arXiv:2505.22617, 4.2).
 

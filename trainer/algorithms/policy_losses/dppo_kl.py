@@ -17,10 +17,10 @@ def dppo_kl(
     old_log_probs: Tensor,
     advantages: Tensor,
     _mask: Tensor,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_dual: float | None = None,
+    clip_ratio: float,
+    clip_ratio_low: float | None,
+    clip_ratio_high: float | None,
+    clip_dual: float | None,
 ) -> TokenLoss:
     """Policy gradient inside a bound on the KL (arXiv:2602.04879, DPPO-Binary-KL).
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def dro(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, dro_beta: float = 1.0) -> TokenLoss:
+def dro(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, dro_beta: float) -> TokenLoss:
     """The policy gradient with a quadratic penalty on the log-ratio (Richemond et al. 2024, arXiv:2405.19107).
 
         loss = -A log_probs + (dro_beta / 2) (log_probs - old_log_probs)^2

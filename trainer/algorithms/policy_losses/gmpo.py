@@ -17,9 +17,9 @@ def gmpo(
     old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
+    clip_ratio: float,
+    clip_ratio_low: float | None,
+    clip_ratio_high: float | None,
 ) -> TokenLoss:
     """The geometric mean of the clipped token ratios (Zhao et al. 2025, arXiv:2507.20673, equation 4).
 

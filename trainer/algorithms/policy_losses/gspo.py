@@ -19,9 +19,9 @@ def gspo(
     old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
+    clip_ratio: float,
+    clip_ratio_low: float | None,
+    clip_ratio_high: float | None,
 ) -> TokenLoss:
     """Group sequence policy optimisation: one ratio per response (Zheng et al. 2025, arXiv:2507.18071, section 4.3).
 

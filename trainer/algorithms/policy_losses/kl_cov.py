@@ -18,8 +18,8 @@ def kl_cov(
     old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    kl_cov_ratio: float = 0.0002,
-    kl_cov_coefficient: float = 0.1,
+    kl_cov_ratio: float,
+    kl_cov_coefficient: float,
 ) -> TokenLoss:
     """The unclipped surrogate, with a penalty on some tokens (Cui et al. 2025, arXiv:2505.22617, 4.3).
 

@@ -17,10 +17,10 @@ def ppo(
     old_log_probs: Tensor,
     advantages: Tensor,
     _mask: Tensor,
-    clip_ratio: float = 0.2,
-    clip_ratio_low: float | None = None,
-    clip_ratio_high: float | None = None,
-    clip_dual: float | None = None,
+    clip_ratio: float,
+    clip_ratio_low: float | None,
+    clip_ratio_high: float | None,
+    clip_dual: float | None,
 ) -> TokenLoss:
     """The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347, equation 7), as a loss.
 

@@ -17,8 +17,8 @@ def sapo(
     old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
+    tau_positive: float,
+    tau_negative: float,
 ) -> TokenLoss:
     """A smooth gate instead of clipping (Gao et al. 2025, arXiv:2511.20347, equations 5 and 6).
 

@@ -78,7 +78,7 @@ def test_a_policy_gradient_step_with_its_weights_equals_a_step_on_the_loss(
     advantages, losses = preference_advantages(
         preference_pairs(log_probs.detach(), reference, mask), mask, chosen.losses
     )
-    token_losses = ppo(log_probs, log_probs.detach(), advantages, mask, clip_dual=3.0).loss
+    token_losses = ppo(log_probs, log_probs.detach(), advantages, mask, 0.2, None, None, 3.0).loss
     (found,) = torch.autograd.grad(
         aggregate(token_losses, mask, "seq-mean-token-sum", GlobalCount(int(mask.sum()), 6)), log_probs
     )
