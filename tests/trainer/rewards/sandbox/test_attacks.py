@@ -12,7 +12,7 @@ import pytest
 from tests.trainer.rewards.sandbox.attacks import ATTACKS, READING, attacker
 from tests.trainer.rewards.sandbox.machines import Machine
 
-REFUSED_BY_DOCKER = ("keep a key", "leave what is shared")
+REFUSED_BY_DOCKER = ("keep a key", "leave what is shared", "set the kernel's parameters")
 DATAGRAMS = f"\0slipway-attack-{os.getpid()}"
 
 
