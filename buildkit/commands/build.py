@@ -91,7 +91,7 @@ def build(
         )
     if extended and (warm or chosen.extension is None):
         raise UsageError(
-            "--from only adds to an image", "name what: --with, --apt, --copy, or [extend] in a slipway.toml; no --warm"
+            "--from only adds to an image", "give it --with, --apt, --copy or [extend] in a slipway.toml, and no --warm"
         )
     names = tuple(tag or ())
     if push and not (names and all(map(names_registry, names))):

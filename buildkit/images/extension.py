@@ -67,17 +67,17 @@ def read_extension_lock(matrix: Matrix, variant: Variant, lock: Lock) -> LockedE
     if extension is None:
         return None
     path = extension_lock_path(matrix, variant)
-    empty, found = empty_lock(variant, lock), find_extension_lock(path, variant)
+    empty, written = empty_lock(variant, lock), find_extension_lock(path, variant)
     if not extension.resolved:
         return LockedExtension(extension, with_text(empty, variant))
-    if found.inputs == empty.inputs:
-        return LockedExtension(extension, found)
+    if written.inputs == empty.inputs:
+        return LockedExtension(extension, written)
     if path is None:
         raise LockError(
             f"what is added to {variant.stock.identifier} by options alone has no lock",
             "name it under [extend] in a slipway.toml; `buildkit lock` then writes its lock beside that file",
         )
-    state = "was made for other requirements or another lock of the image" if found.text else "is missing"
+    state = "was made for other requirements or another lock of the image" if written.text else "is missing"
     raise LockError(f"{path} {state}", f"run `{lock_command(variant)}`")
 
 

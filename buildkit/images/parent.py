@@ -62,7 +62,7 @@ def in_registry(name: str, ca: Path | None) -> tuple[str, Mapping[str, str]]:
 
 
 def refuse_other(name: str, labels: Mapping[str, str], matrix: Matrix, variant: Variant, lock: Lock) -> None:
-    own = variant.stock.identifier
+    wanted = variant.stock.identifier
     if not {"dev.slipway.lock", "dev.slipway.base.provider"} <= set(labels):
         raise ExtensionError(f"{name} is no image of Slipway", "name one that `buildkit build` or `publish` made")
     if "dev.slipway.extension" in labels:
@@ -73,11 +73,11 @@ def refuse_other(name: str, labels: Mapping[str, str], matrix: Matrix, variant: 
             f"{name} is of Slipway {version}, and this is Slipway {expected}",
             f"install slipway-rl {version} to extend it, or name an image of {expected}",
         )
-    found = f"{labels.get('dev.slipway.target')}-{labels.get('dev.slipway.variant')}"
-    if found != own:
-        raise ExtensionError(f"{name} is an image of {found}, not of {own}", "name its --target and --variant")
+    identifier = f"{labels.get('dev.slipway.target')}-{labels.get('dev.slipway.variant')}"
+    if identifier != wanted:
+        raise ExtensionError(f"{name} is an image of {identifier}, not of {wanted}", "name its --target and --variant")
     if labels["dev.slipway.lock"] != f"sha256:{lock.digest}":
         raise ExtensionError(
-            f"{name} has the lock {labels['dev.slipway.lock'][:19]}, and {own} has sha256:{lock.digest[:12]} here",
+            f"{name} has the lock {labels['dev.slipway.lock'][:19]}, and {wanted} has sha256:{lock.digest[:12]} here",
             "build from the commit in its label org.opencontainers.image.revision, or name a newer image",
         )

@@ -9,17 +9,13 @@ from buildkit.recipe.matrix import Base
 CA_IN_BUILD = "/run/slipway/ca.pem"
 
 
-def serves(host: HostSettings, base: Base) -> bool:
-    """Whether the host's apt sources are those of the base's release."""
-    return base.bootstrap is not None and base.bootstrap["suite"] in host.apt_sources
-
-
 def write_secrets(folder: Path, base: Base, host: HostSettings) -> dict[str, Path]:
     """The host's settings as files that the build can read. Absent ones are empty, so that every mount works."""
+    same_release = base.bootstrap is not None and base.bootstrap["suite"] in host.apt_sources
     contents = {
         "host_environment": as_shell(host.build_environment(CA_IN_BUILD)),
         "ca_bundle": with_system_ca(host.ca_bundle) if host.ca_bundle else "",
-        "apt_sources": host.apt_sources if serves(host, base) else "",
+        "apt_sources": host.apt_sources if same_release else "",
     }
     paths = {name: folder / name for name in contents}
     for name, path in paths.items():
