@@ -12,7 +12,7 @@ import time
 
 from benchmarks.gpu.common import END_TOKEN, SHAPES, Results, write_job
 from benchmarks.gpu.rollout import engine_arguments, open_trainers_engine, sample
-from trainer.rollout.process_environment import engine_environment
+from trainer.rollout.vllm.settings import engine_environment
 
 
 def main() -> None:
@@ -28,15 +28,15 @@ def main() -> None:
     vocabulary, generator = SHAPES[options.shape].vocabulary, random.Random(0)
     ends = range(END_TOKEN, END_TOKEN + max(1, vocabulary // options.mean))
     engine = open_trainers_engine(options, ends, max_num_seqs=options.at_once, ignore_end_tokens=False)
-    scheduler, steady = engine._scheduler(), engine._in_flight._steady
+    scheduler, fast_path = engine.scheduler, engine.fast_path
     prompts = [
         [generator.randrange(ends.stop, vocabulary) for _ in range(options.prompt)] for _ in range(options.responses)
     ]
     sample(engine, prompts[: options.at_once], 8, log_probs=True)  # kernels of this size
-    waits = (steady.longest_wait, 0)
+    waits = (fast_path.longest_wait, 0)
     for wait in waits * options.repeats:
-        steady.longest_wait = wait
-        first, taken, start = scheduler.current_step, steady.taken, time.perf_counter()
+        fast_path.longest_wait = wait
+        first, taken, start = scheduler.current_step, fast_path.steps, time.perf_counter()
         found = sample(engine, prompts, options.response, log_probs=True)
         seconds = time.perf_counter() - start
         tokens = sum(len(response.token_ids) for response in found)
@@ -51,7 +51,7 @@ def main() -> None:
             seconds=round(seconds, 3),
             tokens_per_second=round(tokens / seconds),
             steps=scheduler.current_step - first,
-            steady_steps=steady.taken - taken,
+            steady_steps=fast_path.steps - taken,
         )
 
 

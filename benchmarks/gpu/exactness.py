@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from benchmarks.gpu.common import SHAPES, Results, Shape, arguments
 from trainer.models.exact.operators import FORMULAS, rope_table
-from trainer.rollout.process_environment import EXACT
+from trainer.rollout.vllm.settings import EXACT
 
 ROWS = (1, 2, 3, 8, 13, 16, 17, 33, 64, 65, 96, 128, 129, 200, 255, 256, 257, 500, 512, 1024, 1500)
 TIMED_ROWS = (8, 64, 256, 512)

@@ -57,13 +57,13 @@ def transformers(model: Path, prompts: list[list[int]], response: int, options: 
 
 
 def engine(model: Path, prompts: list[list[int]], response: int, options: argparse.Namespace) -> dict[str, float]:
-    from trainer.rollout.process_environment import engine_environment
+    from trainer.rollout.vllm.settings import engine_environment
 
     os.environ.update(engine_environment(enforce_eager=options.cpu))
     from trainer.config.tree import Config
-    from trainer.rollout.backends.vllm import VllmEngine
     from trainer.rollout.end_tokens import end_token_ids
     from trainer.rollout.sampling import SamplingRequest
+    from trainer.rollout.vllm.engine import VllmEngine
 
     config = Config.model_validate(
         {

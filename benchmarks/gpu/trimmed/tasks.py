@@ -223,7 +223,7 @@ def ray(order: dict[str, Any]) -> dict[str, Any]:
 
 def generation(order: dict[str, Any]) -> dict[str, Any]:
     """Runs vLLM inside this process, like the trainer, with CUDA graphs."""
-    from trainer.rollout.process_environment import engine_environment
+    from trainer.rollout.vllm.settings import engine_environment
 
     os.environ.update(engine_environment(enforce_eager=order["cpu"]) | {"VLLM_LOGGING_LEVEL": "INFO"})
     from vllm import LLM, SamplingParams

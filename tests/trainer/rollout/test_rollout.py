@@ -18,9 +18,8 @@ from trainer.algorithms.truncation import Truncation, truncated
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
-from trainer.rollout.vllm_settings import weight_settings
+from trainer.rollout.vllm.settings import engine_environment, weight_settings
 from trainer.weights.arrival import check_in_place, checked
 from trainer.weights.buckets import DEVICE_IN_HANDLE, checksum, pack, store, word_sum
 
@@ -247,7 +246,7 @@ import sys
 from pathlib import Path
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
-from trainer.rollout.backends.vllm import VllmEngine
+from trainer.rollout.vllm.engine import VllmEngine
 
 try:
     settings = {"model": {"path": Path(sys.argv[1])}, "rollout": {"kv_cache_gib": 1e-5}}

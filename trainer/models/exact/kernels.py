@@ -11,12 +11,16 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 from vllm import _custom_ops
-from vllm.model_executor.layers.batch_invariant import matmul_kernel_persistent
 from vllm.v1.worker.gpu.sample.gumbel import apply_temperature
 from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
 from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
 from trainer.models.exact.operators import Operators
+
+try:  # vLLM 0.26 has it elsewhere
+    from vllm.model_executor.determinism.batch_invariant import matmul_kernel_persistent
+except ModuleNotFoundError:
+    from vllm.model_executor.layers.batch_invariant import matmul_kernel_persistent
 
 # Rows, columns and depth of a tile, stages, warps; from large to small. All add in the same order.
 TILES = ((128, 256, 64, 3, 8), (64, 128, 128, 3, 4), (64, 64, 128, 4, 4), (64, 32, 128, 5, 4))
@@ -94,9 +98,13 @@ def product(
     rows, columns, depth, stages, warps = tile or (enough or tiles[-1:])[0]
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     multiprocessors = _multiprocessors(x.device.index)
-    _product_kernel()[(min(multiprocessors, -(-m // rows) * -(-n // columns)),)](
+    kernel = _product_kernel()
+    # vLLM 0.26's kernel knows no stride of the bias.
+    bias_stride = () if "stride_bias" not in kernel.arg_names else (1 if bias is None else bias.stride(0),)
+    kernel[(min(multiprocessors, -(-m // rows) * -(-n // columns)),)](
         *(flat, transposed, out, bias, m, n, k),
         *(flat.stride(0), flat.stride(1), transposed.stride(0), transposed.stride(1), out.stride(0), out.stride(1)),
+        *bias_stride,
         BLOCK_SIZE_M=rows,
         BLOCK_SIZE_N=columns,
         BLOCK_SIZE_K=depth,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.rollout.process_environment import engine_environment
+from trainer.rollout.vllm.settings import engine_environment
 
 os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
 
@@ -58,7 +58,7 @@ class Scheduled:
     """Counts the tokens that vLLM schedules in each step."""
 
     def __init__(self, engine: Any) -> None:
-        scheduler = engine._engine.llm_engine.engine_core.engine_core.scheduler
+        scheduler = engine.scheduler
         self.steps: list[int] = []
         schedule = scheduler.schedule
 
