@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.rollout.conftest import found_by
+from tests.trainer.rollout.conftest import results_of
 
 
 @pytest.fixture(scope="session")
 def simulations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return found_by(Path(__file__).with_name("simulation.py"), tmp_path_factory.mktemp("simulations"))
+    return results_of(Path(__file__).with_name("simulation.py"), tmp_path_factory.mktemp("simulations"))

@@ -1,5 +1,5 @@
 """A vLLM engine's responses with and without the decode fast path: `fast_path_program.py DIRECTORY`, for
-test_fast_path.py. Writes DIRECTORY/found.json.
+test_fast_path.py. Writes DIRECTORY/results.json.
 """
 
 import gc
@@ -41,7 +41,7 @@ def main(directory: Path) -> None:
     engine = opened(directory)
     results["notices of another version"] = engine.notices()
     results["without"] = answers(engine, requests)
-    (directory / "found.json").write_text(json.dumps(results))
+    (directory / "results.json").write_text(json.dumps(results))
 
 
 def opened(directory: Path, **rollout: Any) -> Any:

@@ -1,5 +1,5 @@
 """vLLM's schedulers with and without the fast path and drafts, side by side: `simulation.py DIRECTORY`, for
-test_fast_path.py and test_speculation.py. Writes DIRECTORY/found.json.
+test_fast_path.py and test_speculation.py. Writes DIRECTORY/results.json.
 
 Requests arrive and are aborted at random. Tokens are drawn instead of computed; drafts are verified as in vLLM's second
 model runner, which itself needs a GPU. The KV cache is too small for all requests, so vLLM preempts some.
@@ -231,7 +231,7 @@ def difference(values: dict[str, Any], expected: dict[str, Any]) -> str:
 def compare_steps(model: Path, kind: type[Scheduler], second_runner: bool, caching: bool, seed: int) -> dict[str, Any]:
     """The fast path, the skipped allocations alone, and vLLM's own steps, until the first difference."""
     random = Random(seed)
-    fast, skipping, own_steps = simulations = [
+    fast, *_ = simulations = [
         Simulation(model, kind, second_runner, caching, fast=fast, skips=skips)
         for fast, skips in ((True, True), (False, True), (False, False))
     ]
@@ -389,7 +389,7 @@ def main(directory: Path) -> None:
         "expensive": decisions(model, AssumedTimes(9.0, 9.0)),
         "more expensive than assumed": decisions(model, AssumedTimes(1.1, 9.0)),
     }
-    (directory / "found.json").write_text(json.dumps(results))
+    (directory / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

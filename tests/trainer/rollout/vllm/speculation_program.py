@@ -2,7 +2,7 @@
 `speculation_program.py DIRECTORY RANK SIZE`.
 
 With a RANK above 0 the engine applies adapters of that rank. With a SIZE above 1 it spans that many processes. Writes
-DIRECTORY/found.json.
+DIRECTORY/results.json.
 """
 
 import json

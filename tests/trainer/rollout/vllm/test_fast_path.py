@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.rollout.conftest import found_by
+from tests.trainer.rollout.conftest import results_of
 
 SCHEDULERS = ["Scheduler", "AsyncScheduler"]
 CASES = [
@@ -18,7 +18,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return found_by(Path(__file__).with_name("fast_path_program.py"), tmp_path_factory.mktemp("answers"))
+    return results_of(Path(__file__).with_name("fast_path_program.py"), tmp_path_factory.mktemp("answers"))
 
 
 @pytest.mark.parametrize("case", CASES)

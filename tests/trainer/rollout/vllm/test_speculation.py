@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.rollout.conftest import VLLM, found_by
+from tests.trainer.rollout.conftest import VLLM, results_of
 from trainer.rollout.vllm.verification import accepted_tokens
 
 BEFORE = 7
@@ -24,7 +24,7 @@ CASES = [
 @pytest.fixture(scope="module", params=VLLM)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     program = Path(__file__).with_name("speculation_program.py")
-    return found_by(program, tmp_path_factory.mktemp("speculation"), *request.param)
+    return results_of(program, tmp_path_factory.mktemp("speculation"), *request.param)
 
 
 @pytest.mark.parametrize("case", CASES)

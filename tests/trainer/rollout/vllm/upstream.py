@@ -40,7 +40,8 @@ def changes(old: Path, new: Path) -> list[str]:
     places: dict[str, list[str]] = {}
     for name, patch in PATCHES.items():
         for place in (patch.because[0], *patch.depends_on):
-            places.setdefault(place, []).append(name)
+            names = places.setdefault(place, [])
+            names += [name] if name not in names else []
     diffs = []
     for place, names in places.items():
         before, after = source(old, place), source(new, place)
