@@ -98,15 +98,15 @@ def apart(
     """Distances of log-probs and gradients from the expected ones; a gradient's is relative to its norm."""
     difference = (results[0] - wanted[0])[mask].abs()
     assert results[1].keys() == wanted[1].keys()
-    one, other = (torch.cat([gradients[name].flatten() for name in wanted[1]]) for gradients in (results[1], wanted[1]))
+    values, expected = (torch.cat([part[name].flatten() for name in wanted[1]]) for part in (results[1], wanted[1]))
     return {
         "log_probs": float(difference.max()),
         "log_probs, mean": float(difference.mean()),
-        "gradient": float((one - other).norm() / other.norm()),
+        "gradient": float((values - expected).norm() / expected.norm()),
         "gradient of a weight": max(
             float((results[1][name] - gradient).norm() / gradient.norm()) for name, gradient in wanted[1].items()
         ),
-        "gradient, cosine": float(cosine_similarity(one, other, dim=0)),
+        "gradient, cosine": float(cosine_similarity(values, expected, dim=0)),
     }
 
 
@@ -192,7 +192,7 @@ def attended(drawn: list[Tensor], lengths: list[int], dtype: str, window: int | 
     return [output.detach().squeeze(0).float(), *gradients]
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    """The norm of the difference, relative to the other's; infinite if a number is not finite."""
-    results = float((one - other).norm() / other.norm())
-    return results if math.isfinite(results) else math.inf
+def distance(values: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, relative to that of the expected values; infinite if a number is not finite."""
+    ratio = float((values - expected).norm() / expected.norm())
+    return ratio if math.isfinite(ratio) else math.inf

@@ -41,7 +41,7 @@ from trainer.rollout.vllm.patches import skip_block_allocation
 from trainer.rollout.vllm.speculation import Speculation
 
 BLOCK, BLOCKS = 16, 150
-ROUNDS = 1200
+ROUNDS = 900
 AT_ONCE = 12
 TOKENS = 96  # computed in a step: most prompts take several
 PROMPT, LENGTH = 200, 290
