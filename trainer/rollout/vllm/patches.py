@@ -129,6 +129,15 @@ PATCHES: Mapping[str, Patch] = {
         ),
         test="tests/gpu/test_runs.py",
     ),
+    "weights": Patch(
+        purpose="replaces weights by `reload_weights`; on CPU a tied head gets its own (weights.py, settings.py)",
+        because=("model_executor/layers/utils.py: dispatch_cpu_unquantized_gemm", "layer.cpu_linear"),
+        depends_on=(
+            "v1/worker/gpu_model_runner.py: GPUModelRunner.reload_weights",
+            "v1/worker/gpu/model_runner.py: GPUModelRunner.reload_weights",
+        ),
+        test="tests/trainer/rollout/test_rollout.py",
+    ),
     "adapters in memory": Patch(
         purpose="loads adapters from tensors",
         because=("lora/worker_manager.py: WorkerLoRAManager._load_adapter", "from_local_checkpoint("),
