@@ -1,6 +1,8 @@
 """Every change that Slipway makes to vLLM: its reason, the releases it was compared with, and the code it depends on.
 
-For a new release of vLLM, `ci/newest-vllm` runs the engines' tests and prints what changed in the functions named here.
+To support a new release, run `ci/newest-vllm`: it runs the engines' tests and shows what changed in the functions named
+here. Then adapt the patch, add the release to `VERSIONS`, and lock it in images/matrix.toml.
+
 Nothing here imports vLLM before it is called: vLLM reads `settings.engine_environment` when it is imported.
 """
 
@@ -35,7 +37,7 @@ class Patch:
     `because` is the code that makes it necessary: a function, as `file: name` below vLLM's package, and a part of its
     source. `test_patches.py` fails when that code is gone, because the patch may then go, too. `depends_on` names the
     functions that the patch replaces, repeats or calls, or whose records it writes. `test` compares results with and
-    without the patch. `versions` are the releases in which all of this was compared.
+    without the patch. `versions` are the releases whose code was compared.
     """
 
     purpose: str
