@@ -1,5 +1,6 @@
 """vLLM as a rollout engine. Import it after `settings.engine_environment` is set: vLLM reads that when imported."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from trainer.rollout.vllm.patches import (
     version,
 )
 from trainer.rollout.vllm.settings import (
+    MULTIPROCESSING,
     device_settings,
     draft_settings,
     exact_settings,
@@ -62,6 +64,11 @@ class VllmEngine:
     """
 
     def __init__(self, config: Config, device: str, end_token_ids: Sequence[int], team: Team = ALONE) -> None:
+        if os.environ.get(MULTIPROCESSING) != "0":
+            raise WorkerError(
+                f"{MULTIPROCESSING} is not 0: the trainer reads the records of vLLM's engine core in this process",
+                hint=f"do not set {MULTIPROCESSING}",
+            )
         self._rollout = config.rollout
         self._max_response_length = config.data.max_response_length
         self._end_token_ids = list(end_token_ids)
@@ -97,16 +104,11 @@ class VllmEngine:
                 **draft_settings(config.rollout.speculative_tokens, device),
                 **exact_settings(config),
             )
-        # None if the engine core has a process of its own.
-        core = getattr(self._engine.llm_engine.engine_core, "engine_core", None)
-        self.scheduler: Any = None if core is None else core.scheduler
-        self.fast_path: FastPath | None = None
-        self._slow_because = "vLLM's engine core has a process of its own"
-        if self.scheduler is not None:
-            skip_block_allocation(self.scheduler.kv_cache_manager)
-            reason = unsupported(self.scheduler, reports_text=bool(config.rollout.stop))
-            self.fast_path = FastPath(self.scheduler) if reason is None else None
-            self._slow_because = reason or ""
+        core: Any = self._engine.llm_engine.engine_core.engine_core
+        self.scheduler = core.scheduler
+        skip_block_allocation(self.scheduler.kv_cache_manager)
+        self._slow_because = unsupported(self.scheduler, reports_text=bool(config.rollout.stop))
+        self.fast_path = None if self._slow_because else FastPath(self.scheduler)
         self.speculation: Speculation | None = None
         if drafted := config.rollout.speculative_tokens:
             self._engine.collective_rpc(verify_drafts, args=(drafted, device))
@@ -117,7 +119,7 @@ class VllmEngine:
 
     def notices(self) -> list[str]:
         """See `RolloutEngine.notices`."""
-        if self.fast_path is not None:
+        if not self._slow_because:
             return []
         return [f"vLLM {version()} runs without the decode fast path: {self._slow_because}"]
 
@@ -195,10 +197,8 @@ class VllmEngine:
         """See `RolloutEngine.take_drafts`."""
         return Drafts() if self.speculation is None else self.speculation.take_drafts()
 
-    def load(self) -> Load | None:
-        """See `RolloutEngine.load`. None if vLLM's engine core has a process of its own."""
-        if self.scheduler is None:
-            return None
+    def load(self) -> Load:
+        """See `RolloutEngine.load`."""
         running = list(self.scheduler.running)  # the scheduler changes the list meanwhile
         # vLLM's records may lack the last few tokens of a response.
         tokens = sum(request.num_tokens for request in running)

@@ -197,11 +197,9 @@ def outdated(name: str) -> str | None:
 
 def register_model_class(directory: Path) -> None:
     """Gives vLLM the class of the model. vLLM would otherwise inspect it in a new process, to keep CUDA out of this
-    one, which matters only if the engine core has a process of its own."""
-    from vllm import ModelRegistry, envs
+    one."""
+    from vllm import ModelRegistry
 
-    if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
-        return
     for architecture in json.loads((directory / "config.json").read_text()).get("architectures") or ():
         known = ModelRegistry.models.get(architecture)
         if known is not None:

@@ -9,9 +9,10 @@ import os
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
+MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _ENVIRONMENT = {
-    # The engine runs in the process of its Ray actor: one process less to start, to feed and to supervise.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The engine core runs in the process of its Ray actor: one process less to start, to feed and to supervise.
+    MULTIPROCESSING: "0",
     # With `auto`, all engines of a machine are bound to its first core.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # vLLM's warnings are about choices that the trainer makes on purpose.

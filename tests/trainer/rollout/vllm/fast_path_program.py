@@ -17,6 +17,7 @@ import vllm
 
 from tests.trainer.rollout.engine_program import END, make_model
 from trainer.config.tree import Config
+from trainer.errors import WorkerError
 from trainer.rollout.engine import open_engine
 from trainer.rollout.sampling import SamplingRequest
 from trainer.rollout.vllm.decode_run import Tracked
@@ -41,6 +42,11 @@ def main(directory: Path) -> None:
     engine = opened(directory)
     results["notices of another version"] = engine.notices()
     results["without"] = answers(engine, requests)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    try:
+        opened(directory)
+    except WorkerError as error:
+        results["refused"] = str(error)
     (directory / "results.json").write_text(json.dumps(results))
 
 

@@ -74,3 +74,7 @@ def test_an_engine_says_in_one_line_that_the_fast_path_is_off_and_why(answers: d
     assert notice.startswith("vLLM 0.99.0 runs without the decode fast path: vLLM 0.99.0 is not among")
     (notice,) = answers["notices with stop strings"]
     assert notice.endswith("runs without the decode fast path: stop strings are searched in every token's text")
+
+
+def test_an_engine_core_in_a_process_of_its_own_is_refused(answers: dict[str, Any]) -> None:
+    assert answers["refused"].startswith("VLLM_ENABLE_V1_MULTIPROCESSING is not 0: ")
