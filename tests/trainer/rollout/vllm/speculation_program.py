@@ -25,7 +25,7 @@ from trainer.algorithms.truncation import Truncation
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.rollout.engine import open_engine
-from trainer.rollout.sampling import SamplingRequest
+from trainer.rollout.sampling import SamplingRequest, request_seed
 
 DRAFTED = 5
 LONGEST, LENGTH = 40, 48  # tokens of a prompt, and of a response
@@ -89,7 +89,7 @@ def verified() -> dict[str, list[float]]:
         all_random=True,
         top_p=None,
         top_k=None,
-        generators={row: torch.Generator().manual_seed(row) for row in range(SAMPLES)},
+        generators={row: torch.Generator().manual_seed(request_seed(0, 0, row, 0)) for row in range(SAMPLES)},
         max_num_logprobs=None,
         no_penalties=True,
         prompt_token_ids=None,
