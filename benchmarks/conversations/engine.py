@@ -40,18 +40,18 @@ class Asked:
 
 def serve(connection: Connection, config: Config, device: str, end_tokens: Sequence[int]) -> None:
     """The engine's process: answers (method, arguments) with (result, Call), after it has sent its block size."""
-    from trainer.rollout.process_environment import engine_environment
+    from trainer.rollout.vllm.settings import engine_environment
 
     os.environ.update(engine_environment(enforce_eager=device == "cpu"))
-    from trainer.rollout.backends.vllm import VllmEngine
-    from trainer.rollout.occupancy import looking
+    from trainer.rollout.occupancy import sampling_load
+    from trainer.rollout.vllm.engine import VllmEngine
 
     engine = VllmEngine(config, device, end_tokens)
     connection.send(engine._engine.llm_engine.vllm_config.cache_config.block_size)
     while True:
         method, arguments = connection.recv()
         begin = time.monotonic()
-        with looking(engine.load) as loads:
+        with sampling_load(engine.load) as loads:
             result = getattr(engine, method)(*arguments)
         connection.send((result, Call(begin, time.monotonic(), [load.running for load in loads])))
 

@@ -1,9 +1,9 @@
-"""The trainer's vLLM engine with and without its steady steps: seconds, and whether the tokens are the same.
+"""The trainer's vLLM engine with and without the decode fast path: seconds, and whether the tokens are the same.
 
     python3 -m benchmarks.gpu.accounting --shape 0.5B [--responses 64 256 512 768] [--response 512]
 
-One engine samples the same responses both ways in turn. Without steady steps vLLM accounts for every response in every
-step. The better of `--repeats`.
+One engine samples the same responses both ways in turn. Without the fast path vLLM accounts for every response in
+every step. The better of `--repeats`.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.gpu.common import SHAPES, Results, write_job
 from benchmarks.gpu.rollout import engine_arguments, open_trainers_engine, sample
-from trainer.rollout.process_environment import engine_environment
+from trainer.rollout.vllm.settings import engine_environment
 
 
 def main() -> None:
@@ -25,14 +25,14 @@ def main() -> None:
     options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
     os.environ.update(engine_environment(enforce_eager=options.cpu))
     engine = open_trainers_engine(options)
-    scheduler = engine._scheduler()
+    scheduler = engine.scheduler
     hooks = {name: vars(scheduler)[name] for name in ("schedule", "update_from_output")}
     vocabulary, generator = SHAPES[options.shape].vocabulary, random.Random(0)
     for count in options.responses:
         prompts = [tuple(generator.randrange(300, vocabulary) for _ in range(options.prompt)) for _ in range(count)]
         for log_probs in (False, True):
             found: dict[bool, Any] = {}
-            before = engine._in_flight._steady.taken
+            before = engine.fast_path.steps
             seconds: dict[bool, list[float]] = {True: [], False: []}
             sample(engine, prompts, 8, log_probs)  # kernels of this size
             for steady in (True, False) * options.repeats:
@@ -51,7 +51,7 @@ def main() -> None:
                 whole_seconds=round(min(seconds[False]), 3),
                 all_seconds=[[round(value, 3) for value in seconds[steady]] for steady in (True, False)],
                 same=found[True] == found[False],
-                steady_steps=engine._in_flight._steady.taken - before,
+                steady_steps=engine.fast_path.steps - before,
             )
 
 

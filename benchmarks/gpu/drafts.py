@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.gpu.common import SHAPES, Results, write_job
 from benchmarks.gpu.rollout import engine_arguments, open_trainers_engine, sample
-from trainer.rollout.process_environment import engine_environment
+from trainer.rollout.vllm.settings import engine_environment
 
 MODES = ("without", "by itself", "always")
 
@@ -53,10 +53,10 @@ def main() -> None:
     options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
     os.environ.update(engine_environment(enforce_eager=options.cpu))
     engine = open_trainers_engine(options, speculative_tokens=options.drafts)
-    drafting = engine._drafting
+    speculation = engine.speculation
     decides: dict[str, Callable[[], bool]] = {
         "without": lambda: False,
-        "by itself": drafting.pays,
+        "by itself": speculation.pays,
         "always": lambda: True,
     }
     vocabulary, generator = SHAPES[options.shape].vocabulary, random.Random(0)
@@ -73,14 +73,14 @@ def main() -> None:
             found: dict[str, list[Any]] = {}
             counted: dict[str, Any] = {}
             for mode in ("always", "without", *MODES * options.repeats):  # the first two times are for new kernels
-                drafting.pays = decides[mode]
-                if drafting._on != (mode == "always"):  # as if it had run for long
-                    drafting.turn()
-                drafting.take_drafts()
+                speculation.pays = decides[mode]
+                if speculation.is_drafting != (mode == "always"):  # as if it had run for long
+                    speculation.switch()
+                speculation.take_drafts()
                 start = time.perf_counter()
                 found[mode] = sample(engine, prompts, options.response, log_probs=False)
                 seconds[mode].append(time.perf_counter() - start)
-                counted[mode] = drafting.take_drafts()
+                counted[mode] = speculation.take_drafts()
             tokens = count * options.response
             for mode in MODES:
                 results.add(
@@ -95,7 +95,7 @@ def main() -> None:
                     ratio=round(min(seconds["without"]) / min(seconds[mode]), 3),
                     drafted=round(counted[mode].accepted / tokens, 3),
                     accepted=round(counted[mode].accepted / max(counted[mode].drafted, 1), 3),
-                    cost=round(drafting._payoff.times.cost(count), 2),
+                    cost=round(speculation.backoff.times.cost(count), 2),
                     same=round(same_share(found[mode], found["without"]), 3),
                 )
 

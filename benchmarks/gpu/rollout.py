@@ -34,7 +34,7 @@ def serve(connection: Connection, kind: str, options: argparse.Namespace) -> Non
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         generate = offline_engine(options)
     else:
-        from trainer.rollout.process_environment import engine_environment
+        from trainer.rollout.vllm.settings import engine_environment
 
         os.environ.update(engine_environment(enforce_eager=options.cpu))
         generate = trainers_engine(options)
@@ -86,7 +86,7 @@ def offline_engine(options: argparse.Namespace) -> Any:
 def open_trainers_engine(options: argparse.Namespace, **rollout: object) -> Any:
     """An engine of the trainer, with further settings of `rollout`."""
     from trainer.config.tree import Config
-    from trainer.rollout.backends.vllm import VllmEngine
+    from trainer.rollout.vllm.engine import VllmEngine
 
     config = Config.model_validate(
         {

@@ -87,10 +87,10 @@ def measure(record_property: Callable[[str, object], None]) -> Callable[..., dic
     """Runs a function of `tests.gpu` on ranks and records its results."""
 
     def run(ranks: Ranks, function: str, **arguments: Any) -> dict[str, Any]:
-        found = ranks.run(function, **arguments)
-        for name, value in found.items():
+        results = ranks.run(function, **arguments)
+        for name, value in results.items():
             record_property(name, value)
-        return found
+        return results
 
     return run
 

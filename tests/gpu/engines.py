@@ -33,11 +33,11 @@ def micro_batches(device: torch.device, dtype: str, **execution: bool) -> dict[s
         gradients(plain, rows, limit)
     torch._dynamo.utils.counters.clear()
     made = engine(language_model(FAMILY), device, getattr(torch, dtype), **execution)
-    found = {}
+    results = {}
     for tokens, limit in limits.items():
         figures = apart((made.forward(rows, limit), gradients(made, rows, limit)), wanted, rows.response_mask)
-        found |= {f"{name}, {tokens} tokens": value for name, value in figures.items()}
-    return found | {"compiled frames": torch._dynamo.utils.counters["frames"]["ok"]}
+        results |= {f"{name}, {tokens} tokens": value for name, value in figures.items()}
+    return results | {"compiled frames": torch._dynamo.utils.counters["frames"]["ok"]}
 
 
 def float16(device: torch.device) -> dict[str, Any]:

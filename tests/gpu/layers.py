@@ -67,8 +67,8 @@ def row_by_row(model: nn.Module, rows: Batch, device: torch.device) -> tuple[Ten
     for row in range(len(rows)):
         prompt, length = int(rows.prompt_lengths[row]), int(rows.lengths[row])
         ids = rows.token_ids[row : row + 1, :length].to(device)
-        found = log_probs_and_entropy(model(ids).logits[0, prompt - 1 : -1], ids[0, prompt:], TEMPERATURE)
-        outputs[:, row, : length - prompt] = torch.stack(found)
+        results = log_probs_and_entropy(model(ids).logits[0, prompt - 1 : -1], ids[0, prompt:], TEMPERATURE)
+        outputs[:, row, : length - prompt] = torch.stack(results)
     return outputs[0].detach().cpu(), gradients_of_loss(model, (outputs[0], outputs[1]), rows)
 
 
@@ -83,30 +83,30 @@ def gradients_of_loss(model: nn.Module, outputs: tuple[Tensor, Tensor], rows: Ba
 def gradients(engine: TrainingEngine, rows: Batch, limit: MicroBatchLimit) -> dict[str, Tensor]:
     """The engine's whole gradients by Transformers' names, without the loss scale."""
     engine.accumulate_gradients(rows, loss, limit)
-    found = {
+    results = {
         name: part.cpu().clone() / engine.loss_scale.value
-        for own, weight in engine.network.language_model.named_parameters()
-        for name, part in to_transformers(own, weight.grad.full_tensor(), engine.origins)
+        for inner_name, weight in engine.network.language_model.named_parameters()
+        for name, part in to_transformers(inner_name, weight.grad.full_tensor(), engine.origins)
     }
     engine.optimizer.zero_grad()
-    return found
+    return results
 
 
 def apart(
-    found: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]], mask: Tensor
+    results: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]], mask: Tensor
 ) -> dict[str, float]:
     """Distances of log-probs and gradients from the expected ones; a gradient's is relative to its norm."""
-    difference = (found[0] - wanted[0])[mask].abs()
-    assert found[1].keys() == wanted[1].keys()
-    one, other = (torch.cat([gradients[name].flatten() for name in wanted[1]]) for gradients in (found[1], wanted[1]))
+    difference = (results[0] - wanted[0])[mask].abs()
+    assert results[1].keys() == wanted[1].keys()
+    values, expected = (torch.cat([part[name].flatten() for name in wanted[1]]) for part in (results[1], wanted[1]))
     return {
         "log_probs": float(difference.max()),
         "log_probs, mean": float(difference.mean()),
-        "gradient": float((one - other).norm() / other.norm()),
+        "gradient": float((values - expected).norm() / expected.norm()),
         "gradient of a weight": max(
-            float((found[1][name] - gradient).norm() / gradient.norm()) for name, gradient in wanted[1].items()
+            float((results[1][name] - gradient).norm() / gradient.norm()) for name, gradient in wanted[1].items()
         ),
-        "gradient, cosine": float(cosine_similarity(one, other, dim=0)),
+        "gradient, cosine": float(cosine_similarity(values, expected, dim=0)),
     }
 
 
@@ -123,12 +123,12 @@ def backends(device: torch.device, family: str, dtype: str, backend: str, split:
         return made.forward(rows, MicroBatchLimit(3)), gradients(made, rows, MicroBatchLimit(3))
 
     wanted = computed("float32")
-    own = computed(dtype, backend=training_backend(backend), sharding=ShardingConfig(tensor_parallel=split))
-    found = apart(own, wanted, rows.response_mask)
+    split_rows = computed(dtype, backend=training_backend(backend), sharding=ShardingConfig(tensor_parallel=split))
+    results = apart(split_rows, wanted, rows.response_mask)
     if dtype != "float32":
         plain = apart(computed(dtype), wanted, rows.response_mask)
-        found |= {f"Transformers' {name}": value for name, value in plain.items()}
-    return found
+        results |= {f"Transformers' {name}": value for name, value in plain.items()}
+    return results
 
 
 def packed_network(device: torch.device, family: str, dtype: str, share_prompts: bool) -> dict[str, float]:
@@ -137,8 +137,8 @@ def packed_network(device: torch.device, family: str, dtype: str, share_prompts:
     wanted = row_by_row(language_model(family), rows, device)
     model = language_model(family).to(device, getattr(torch, dtype))
     outputs = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(rows, 256, share_prompts).to(device))
-    found = outputs[0].detach().cpu(), gradients_of_loss(model, outputs, rows)
-    return apart(found, wanted, rows.response_mask)
+    results = outputs[0].detach().cpu(), gradients_of_loss(model, outputs, rows)
+    return apart(results, wanted, rows.response_mask)
 
 
 def attention(device: torch.device, dtype: str, window: int | None, width: int) -> dict[str, float]:
@@ -146,9 +146,9 @@ def attention(device: torch.device, dtype: str, window: int | None, width: int) 
     lengths = [1, 300, 17, 64, 130]
     drawn = drawn_for(lengths, (4, 2), width, 2, device, dtype)
     names = ("output", "query", "key", "value")
-    found, wanted = (attended(drawn, lengths, one, window) for one in (dtype, "float32"))
+    results, wanted = (attended(drawn, lengths, kind, window) for kind in (dtype, "float32"))
     open_to_all = attended(drawn, lengths, "float32", None)[0]
-    differences = {name: distance(*pair) for name, *pair in zip(names, found, wanted, strict=True)}
+    differences = {name: distance(*pair) for name, *pair in zip(names, results, wanted, strict=True)}
     return differences | {"hidden by the window": distance(open_to_all, wanted[0])}
 
 
@@ -161,10 +161,10 @@ def attention_of_long_rows(device: torch.device, dtype: str, seed: int) -> dict[
     lengths = (drawn_lengths + longest // 4)[ends <= room].tolist()
     lengths.append(-sum(lengths) % LENGTH_MULTIPLE or LENGTH_MULTIPLE)  # the unused row that fills the line
     drawn = drawn_for(lengths, (12, 2), 128, seed, device, dtype)
-    found, wanted = (attended(drawn, lengths, one, None) for one in (dtype, "float32"))
+    results, wanted = (attended(drawn, lengths, kind, None) for kind in (dtype, "float32"))
     return {
-        name: max(map(distance, one.split(lengths), other.split(lengths)))
-        for name, one, other in zip(("output", "query", "key", "value"), found, wanted, strict=True)
+        name: max(map(distance, values.split(lengths), expected.split(lengths)))
+        for name, values, expected in zip(("output", "query", "key", "value"), results, wanted, strict=True)
     }
 
 
@@ -192,7 +192,7 @@ def attended(drawn: list[Tensor], lengths: list[int], dtype: str, window: int | 
     return [output.detach().squeeze(0).float(), *gradients]
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    """The norm of the difference, relative to the other's; infinite if a number is not finite."""
-    found = float((one - other).norm() / other.norm())
-    return found if math.isfinite(found) else math.inf
+def distance(values: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, relative to that of the expected values; infinite if a number is not finite."""
+    ratio = float((values - expected).norm() / expected.norm())
+    return ratio if math.isfinite(ratio) else math.inf

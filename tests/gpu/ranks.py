@@ -100,8 +100,8 @@ def _serve(pipe: Connection, rank: int, size: int, device: str) -> None:
         function, arguments = pipe.recv()
         module, _, name = function.rpartition(".")
         try:
-            found = getattr(importlib.import_module(module), name)(torch.device(device), **arguments)
+            results = getattr(importlib.import_module(module), name)(torch.device(device), **arguments)
         except Exception:  # noqa: BLE001 - any failure of a measurement is reported to its test
             pipe.send((None, traceback.format_exc()))
         else:
-            pipe.send((found, None))
+            pipe.send((results, None))

@@ -21,9 +21,9 @@ def tensor(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16().cuda()
 
 
-def near(found: Tensor, expected: Tensor) -> bool:
+def near(values: Tensor, expected: Tensor) -> bool:
     """Whether bfloat16's rounding of results and of factors explains the difference."""
-    return float((found.float() - expected.float()).norm() / expected.float().norm()) < 2e-2
+    return float((values.float() - expected.float()).norm() / expected.float().norm()) < 2e-2
 
 
 def test_kernels_compute_the_formulas_and_rows_depend_on_nothing_else() -> None:
@@ -53,17 +53,17 @@ def test_attention_and_its_gradients_are_those_of_the_formula_and_shared_prompts
     named = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": 256, "max_length_k": 256}
     parts = [tensor(240, heads, 128).requires_grad_() for heads in (4, 2, 2)]
     by_output = tensor(240, 4, 128)
-    found, expected = (attend(*parts, 128**-0.5, **named) for attend in (kernels.attention, FORMULAS.attention))
-    assert near(found, expected)
-    gradients = [torch.autograd.grad(result, parts, by_output) for result in (found, expected)]
+    results, expected = (attend(*parts, 128**-0.5, **named) for attend in (kernels.attention, FORMULAS.attention))
+    assert near(results, expected)
+    gradients = [torch.autograd.grad(result, parts, by_output) for result in (results, expected)]
     assert all(map(near, *gradients))
     query, key, value = (part.detach() for part in parts)
     last = torch.tensor([0, 100], dtype=torch.int32).cuda()
     seen = torch.tensor([0, 200], dtype=torch.int32).cuda()
     visible = torch.arange(40, 240).cuda()
     bounds = {"cu_seq_lens_q": last, "cu_seq_lens_k": seen, "max_length_q": 256, "max_length_k": 256}
-    own = kernels.attention(query[140:], key, value, 128**-0.5, **bounds, visible=visible)
-    assert torch.equal(own, found[140:])
+    continued = kernels.attention(query[140:], key, value, 128**-0.5, **bounds, visible=visible)
+    assert torch.equal(continued, results[140:])
 
 
 @pytest.mark.parametrize("settings", [(), ("algorithm.advantage=grpo", "rollout.samples_per_prompt=4")])

@@ -16,15 +16,15 @@ pytestmark = [
 Measure = Callable[..., dict[str, Any]]
 
 
-def assert_near_to_transformers(found: dict[str, float], dtype: str) -> None:
+def assert_near_to_transformers(results: dict[str, float], dtype: str) -> None:
     if dtype == "float32":
-        assert found["log_probs"] < 1e-4
-        assert found["gradient of a weight"] < 1e-3
+        assert results["log_probs"] < 1e-4
+        assert results["gradient of a weight"] < 1e-3
         return
     # Both round in different places; neither may be much further from float32 than the other.
-    assert found["log_probs, mean"] < 1.5 * found["Transformers' log_probs, mean"]
-    assert found["gradient"] < 1.5 * found["Transformers' gradient"]
-    assert found["gradient, cosine"] > 0.99
+    assert results["log_probs, mean"] < 1.5 * results["Transformers' log_probs, mean"]
+    assert results["gradient"] < 1.5 * results["Transformers' gradient"]
+    assert results["gradient, cosine"] > 0.99
 
 
 @pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Qwen3", "Llama 3", "Mistral"])

@@ -163,9 +163,11 @@ def test_one_step_off_engines_receive_a_broadcast(machine: Machine, record_prope
 def test_two_gpus_with_fsdp_repeat_the_first_step_of_one(machine: Machine, record_property: Record) -> None:
     """Float32 and sampling by Transformers, whose results do not depend on the number of rows in a batch."""
     settings = (*COMMON, *FAST, "model.dtype=float32", "rollout.engine=transformers", "trainer.total_steps=2")
-    one, two = (Finished.of(machine.runs.start(f"fsdp-{count}", *settings, *machine.on(count))) for count in (1, 2))
-    two.note(record_property)
-    for row, other in zip(one.steps, two.steps, strict=True):
+    single, double = (
+        Finished.of(machine.runs.start(f"fsdp-{count}", *settings, *machine.on(count))) for count in (1, 2)
+    )
+    double.note(record_property)
+    for row, other in zip(single.steps, double.steps, strict=True):
         # AdamW divides by the root of tiny squares, which magnifies the rounding of the first updates.
         near = 0.02 if row["step"] == 1 else 0.2
         for name in ("rollout/response_length", "actor/entropy", "actor/gradient_norm", "reference/kl"):

@@ -22,9 +22,9 @@ def test_packed_float32_rows_match_single_rows(
 ) -> None:
     """FlashAttention does not support float32, so GPUs use padded attention here too."""
     arguments = {"family": family, "dtype": "float32", "share_prompts": share_prompts}
-    found = measure(one_rank, "tests.gpu.layers.packed_network", **arguments)
-    assert found["log_probs"] < 1e-4
-    assert found["gradient of a weight"] < 1e-3
+    results = measure(one_rank, "tests.gpu.layers.packed_network", **arguments)
+    assert results["log_probs"] < 1e-4
+    assert results["gradient of a weight"] < 1e-3
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
@@ -34,9 +34,9 @@ def test_packed_bfloat16_rows_match_single_rows_up_to_rounding(
 ) -> None:
     """Most rows are longer than Mistral's window."""
     arguments = {"family": family, "dtype": "bfloat16", "share_prompts": share_prompts}
-    found = measure(one_rank, "tests.gpu.layers.packed_network", **arguments)
-    assert found["log_probs, mean"] < 0.03
-    assert found["gradient, cosine"] > 0.99
+    results = measure(one_rank, "tests.gpu.layers.packed_network", **arguments)
+    assert results["log_probs, mean"] < 0.03
+    assert results["gradient, cosine"] > 0.99
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 64])
@@ -45,12 +45,12 @@ def test_packed_bfloat16_rows_match_single_rows_up_to_rounding(
 def test_variable_length_attention_matches_padded_attention(
     one_rank: Ranks, measure: Measure, dtype: str, width: int, window: int | None
 ) -> None:
-    found = measure(one_rank, "tests.gpu.layers.attention", dtype=dtype, window=window, width=width)
-    hidden = found.pop("hidden by the window")
+    results = measure(one_rank, "tests.gpu.layers.attention", dtype=dtype, window=window, width=width)
+    hidden = results.pop("hidden by the window")
     assert hidden > 0.3 if window else hidden == 0
     if window == 1:  # a token sees only itself: its weight is 1 for any query and key
-        del found["query"], found["key"]
-    for name, distance in found.items():
+        del results["query"], results["key"]
+    for name, distance in results.items():
         assert distance < BFLOAT16, name
 
 
@@ -59,8 +59,8 @@ def test_attention_of_long_packed_rows_matches_each_row_in_float32(
     one_rank: Ranks, measure: Measure, seed: int
 ) -> None:
     """No row may be wrong, so the worst counts: a mean over 16,384 tokens would hide one."""
-    found = measure(one_rank, "tests.gpu.layers.attention_of_long_rows", dtype="bfloat16", seed=seed)
-    for name, distance in found.items():
+    results = measure(one_rank, "tests.gpu.layers.attention_of_long_rows", dtype="bfloat16", seed=seed)
+    for name, distance in results.items():
         assert distance < BFLOAT16, name
 
 
@@ -81,28 +81,28 @@ def test_micro_batches_change_no_gradient(
     if compiled and os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         pytest.skip("TORCHDYNAMO_DISABLE=1, as in the CPU image, which has no compiler")
     execution = {"compile_layers": compiled, "checkpoint_activations": checkpointed}
-    found = measure(one_rank, "tests.gpu.engines.micro_batches", dtype=dtype, **execution)
-    assert bool(found["compiled frames"]) == compiled
+    results = measure(one_rank, "tests.gpu.engines.micro_batches", dtype=dtype, **execution)
+    assert bool(results["compiled frames"]) == compiled
     for tokens in ("all", 600, 250):
         if dtype == "float32":
-            assert found[f"log_probs, {tokens} tokens"] < 1e-4
-            assert found[f"gradient of a weight, {tokens} tokens"] < 1e-3
+            assert results[f"log_probs, {tokens} tokens"] < 1e-4
+            assert results[f"gradient of a weight, {tokens} tokens"] < 1e-3
         else:
-            assert found[f"log_probs, mean, {tokens} tokens"] < 0.03
-            assert found[f"gradient, cosine, {tokens} tokens"] > 0.99
+            assert results[f"log_probs, mean, {tokens} tokens"] < 0.03
+            assert results[f"gradient, cosine, {tokens} tokens"] > 0.99
 
 
 def test_float16_trains_and_survives_an_overflow(one_rank: Ranks, measure: Measure) -> None:
-    found = measure(one_rank, "tests.gpu.engines.float16")
-    assert found["log_probs, mean"] < 0.01
-    assert found["gradient, cosine"] > 0.999
-    losses = [step["loss"] for step in found["steps"] if not step["skipped"]]
+    results = measure(one_rank, "tests.gpu.engines.float16")
+    assert results["log_probs, mean"] < 0.01
+    assert results["gradient, cosine"] > 0.999
+    losses = [step["loss"] for step in results["steps"] if not step["skipped"]]
     assert len(losses) >= 4  # the initial scale may be too large for a step or two
     assert losses == sorted(losses, reverse=True)
-    assert found["overflow"]["skipped"] == 1
-    assert found["overflow"]["loss_scale"] == 2.0**59
-    assert found["after"]["skipped"] == 0
-    assert found["after"]["loss"] < losses[0]
+    assert results["overflow"]["skipped"] == 1
+    assert results["overflow"]["loss_scale"] == 2.0**59
+    assert results["after"]["skipped"] == 0
+    assert results["after"]["loss"] < losses[0]
 
 
 def test_offloaded_weights_and_moments_leave_the_gpu_between_turns(one_rank: Ranks, measure: Measure) -> None:
@@ -125,6 +125,6 @@ def test_an_offloaded_reference_leaves_the_gpu_between_turns(one_rank: Ranks, me
 
 @pytest.mark.gpus(2)
 def test_matrices_split_over_two_gpus_change_no_gradient(two_ranks: Ranks, measure: Measure) -> None:
-    found = measure(two_ranks, "tests.gpu.layers.backends", backend="fsdp", family="Qwen3", dtype="float32", split=2)
-    assert found["log_probs"] < 1e-4
-    assert found["gradient of a weight"] < 1e-3
+    results = measure(two_ranks, "tests.gpu.layers.backends", backend="fsdp", family="Qwen3", dtype="float32", split=2)
+    assert results["log_probs"] < 1e-4
+    assert results["gradient of a weight"] < 1e-3

@@ -19,7 +19,8 @@ from tests.publish.conftest import ROOT
 GITLAB = ROOT / "ci/gitlab-ci.yml"
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 SCRIPT = re.compile(
-    r"(?:sudo --preserve-env )?\./ci/(actionlint|audit|build|lock|propose-locks|publish|setup|site|test)(?: \S+)*"
+    r"(?:sudo --preserve-env )?\./ci/"
+    r"(actionlint|audit|build|lock|newest-vllm|propose-locks|publish|setup|site|test)(?: \S+)*"
 )
 FORMS = sorted(set((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"})
 SCHEMAS = {

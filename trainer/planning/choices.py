@@ -25,7 +25,7 @@ from trainer.planning.memory import (
 )
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, engine_slots
-from trainer.rollout.vllm_settings import GRAPHS, graph_size
+from trainer.rollout.vllm.settings import GRAPHS, graph_size
 
 # Of a GPU's memory, the share that choices may fill: estimates are within a tenth, and fragments take the rest.
 FILLED = 0.9

@@ -12,7 +12,7 @@ from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import InFlightEngine, choose_engine, open_engine
-from trainer.rollout.occupancy import Occupancy, looking
+from trainer.rollout.occupancy import Occupancy, sampling_load
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.training.ranks.process_group import connect_store, name_interface
 from trainer.weights.buckets import BucketLayout, SharedPart, StoredBucket
@@ -39,12 +39,16 @@ class RolloutWorker:
         """The engine's name, and the reason for the choice."""
         return self._chosen
 
+    def notices(self) -> list[str]:
+        """See `RolloutEngine.notices`."""
+        return self._engine.notices()
+
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """One response per request, in their order; nothing from ranks other than the first."""
         if self._team.rank > 0:
             self._engine.generate(requests)
             return []
-        with looking(self._engine.load) as loads:
+        with sampling_load(self._engine.load) as loads:
             responses = self._engine.generate(requests)
         self._occupancy += Occupancy.of(loads, requests, responses)
         return responses
@@ -63,7 +67,7 @@ class RolloutWorker:
         if self._team.rank > 0:
             engine.advance(new, steps)
             return {}
-        with looking(engine.load) as loads:
+        with sampling_load(engine.load) as loads:
             parts = engine.advance(new, steps)
         self._begun |= new
         first = parts.keys() & self._begun.keys()

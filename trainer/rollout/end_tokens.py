@@ -9,6 +9,6 @@ def end_token_ids(model: Path) -> list[int]:
     """The end tokens of the tokenizer and of generation_config.json, sorted. Chat models often have two."""
     ids = {read_tokenizer(model).eos_token_id}
     if (model / "generation_config.json").is_file():
-        found = read_generation_config(model).eos_token_id
-        ids |= set(found if isinstance(found, list) else [found])
+        configured = read_generation_config(model).eos_token_id
+        ids |= set(configured if isinstance(configured, list) else [configured])
     return sorted(ids - {None})

@@ -1,4 +1,4 @@
-"""What every rollout engine can do, and which one this machine uses."""
+"""The protocol of rollout engines, and the choice of an engine for this machine."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +12,8 @@ from trainer.rollout.occupancy import Drafts, Load
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.rows import module_names
 from trainer.weights.buckets import SentBucket
+
+ALONE = Team()  # an engine in one process
 
 
 class RolloutEngine(Protocol):
@@ -43,11 +45,15 @@ class RolloutEngine(Protocol):
         ...
 
     def take_drafts(self) -> Drafts:
-        """What it drafted since the last call."""
+        """Its drafted tokens since the last call."""
         ...
 
     def load(self) -> Load | None:
-        """What it decodes at this moment, None if it does not know. Another thread asks while `generate` runs."""
+        """What it decodes at this moment; None if unknown. Another thread calls it while `generate` runs."""
+        ...
+
+    def notices(self) -> list[str]:
+        """What the log says when the engine starts: a fast path that is off, and why. One line each."""
         ...
 
 
@@ -75,9 +81,9 @@ class EngineRow:
     """One rollout engine. `open` takes the run's settings, the device and the end tokens, and starts the engine.
 
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
-    `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine needs one device.
-    `in_flight` means that it is an `InFlightEngine`, `quantizes` that it knows `rollout.quantization`, `speculates`
-    that it knows `rollout.speculative_tokens`.
+    `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine supports one device
+    only. `in_flight` means that it is an `InFlightEngine`, `quantizes` that it supports `rollout.quantization`,
+    `speculates` that it supports `rollout.speculative_tokens`.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
@@ -138,11 +144,11 @@ def check_engine(config: Config) -> None:
 
 
 def open_engine(
-    name: str, config: Config, device: str, end_token_ids: Sequence[int], team: Team | None = None
+    name: str, config: Config, device: str, end_token_ids: Sequence[int], team: Team = ALONE
 ) -> RolloutEngine:
     """Starts the engine of that name in this process: the whole engine, or this rank of it."""
     row = engine_rows()[name]
-    if team is None or team.size == 1:
+    if team.size == 1:
         return row.open(config, device, end_token_ids)
     assert row.open_shard is not None
     return row.open_shard(config, device, end_token_ids, team)

@@ -21,9 +21,9 @@ from trainer.weights.transfer import TRANSPORTS, choose_transport
 
 logger = logging.getLogger(__name__)
 
-_CONTINUES = "responses continue under new weights with the keys and values that they have"
-_BEGINS_AGAIN = "responses continue under new weights, which read their tokens again after each rollout.segment_length"
-_FINISHES = "responses finish under the weights that they began with, because rollout.segment_length has room for them"
+_KEEPS_CACHE = "responses continue under new weights and keep their KV cache"
+_REPEATS_PREFILL = "responses continue under new weights, with a new prefill after each rollout.segment_length"
+_FINISHES = "responses finish under the weights that they began with: rollout.segment_length holds whole responses"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -33,6 +33,7 @@ class EngineWorker(WeightReceiver, Protocol):
     """A worker that samples responses, as the controller calls it."""
 
     def chosen(self) -> tuple[str, str]: ...
+    def notices(self) -> list[str]: ...
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]: ...
     def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]: ...
     def sleep(self) -> None: ...
@@ -79,7 +80,7 @@ class Engines:
         self._transfer = self._connect()
         self._gathered = False
         self._on_shared_gpus = on_shared_gpus
-        self._what = "adapters" if config.engines_apply_adapters else "weights"
+        self._payload = "adapters" if config.engines_apply_adapters else "weights"
         self._asynchronous = config.trainer.mode == "asynchronous"
         self._drafted = config.rollout.speculative_tokens
         # Segments that hold whole responses let each finish under the weights that it began with.
@@ -99,12 +100,14 @@ class Engines:
         """Waits until all engines are up and sends the first weights. Failures here are not repaired."""
         name, reason = self._group.call(EngineWorker.chosen)[0]
         logger.info("engines sample with %s, because %s", name, reason)
+        for notice in self._group.call(EngineWorker.notices)[0]:
+            logger.info("%s", notice)
         if self._drafted:
-            logger.info("engines draft at most %d tokens a step, while they find that it pays", self._drafted)
+            logger.info("engines draft at most %d tokens per response and step, while drafts pay", self._drafted)
         self.in_flight = engine_rows()[name].in_flight and (self._partial or not self._asynchronous)
         if self._asynchronous:
-            logger.info("%s", _CONTINUES if self.in_flight else _BEGINS_AGAIN if self._partial else _FINISHES)
-        logger.info("%s go to the engines through %s, because %s", self._what, *self.transport)
+            logger.info("%s", _KEEPS_CACHE if self.in_flight else _REPEATS_PREFILL if self._partial else _FINISHES)
+        logger.info("%s go to the engines through %s, because %s", self._payload, *self.transport)
         for failure in self._send().values():
             raise failure
 
@@ -115,7 +118,9 @@ class Engines:
         """
         count = len(self._engines)
         spread = split(range(len(requests)), count) if homes is None else _at_home(homes, count)
-        parts = {ranks: [requests[place] for place in own] for ranks, own in zip(self._engines, spread, strict=True)}
+        parts = {
+            ranks: [requests[place] for place in share] for ranks, share in zip(self._engines, spread, strict=True)
+        }
         repairs, results = self._repairs, dict[int, list[Response]]()
         while parts:
             # All ranks of an engine sample together, and the first returns the responses.
@@ -128,7 +133,7 @@ class Engines:
             self._repairs_in_a_row = 0
         answered = [response for rank in sorted(results) for response in results[rank]]
         self._sampled_tokens += sum(len(response.token_ids) for response in answered)
-        places = [place for own in spread for place in own]
+        places = [place for share in spread for place in share]
         return [response for _, response in sorted(zip(places, answered, strict=True), key=itemgetter(0))]
 
     @property
@@ -157,12 +162,12 @@ class Engines:
         self._replace(failures)
         if not failures:
             self._repairs_in_a_row = 0
-        found: dict[int, Part] = {}
+        sampled: dict[int, Part] = {}
         for ranks, held in zip(self._engines, self._held, strict=True):
-            found |= answers.get(ranks.start, {})
-            held.difference_update([number for number in held if number in found and found[number].finished])
-        self._sampled_tokens += sum(len(part.token_ids) for part in found.values())
-        return found
+            sampled |= answers.get(ranks.start, {})
+            held.difference_update([number for number in held if number in sampled and sampled[number].finished])
+        self._sampled_tokens += sum(len(part.token_ids) for part in sampled.values())
+        return sampled
 
     def _placed(self, new: Mapping[int, SamplingRequest], homes: Mapping[int, int]) -> list[dict[int, SamplingRequest]]:
         """The requests that each engine starts."""
@@ -218,10 +223,10 @@ class Engines:
     def take_work(self) -> EngineWork:
         """What the engines did since the last call. Call it while none samples; an engine that fails is replaced when
         it gets its next weights."""
-        found, _ = self._attempt(dict.fromkeys(range(len(self._group)), task(EngineWorker.take_occupancy)))
+        taken, _ = self._attempt(dict.fromkeys(range(len(self._group)), task(EngineWorker.take_occupancy)))
         begun, self._taken = self._taken, time.monotonic()
         tokens, self._sampled_tokens = self._sampled_tokens, 0
-        return EngineWork(sum(found.values(), Occupancy()), tokens, self._taken - begun)
+        return EngineWork(sum(taken.values(), Occupancy()), tokens, self._taken - begun)
 
     def take_repairs(self) -> int:
         """Engines replaced since the last call."""

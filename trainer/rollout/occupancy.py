@@ -1,4 +1,4 @@
-"""How full an engine is while it samples: sequences that it decodes at once, their tokens, its cache."""
+"""How full an engine is while it samples: running sequences, their tokens, its KV cache."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +8,13 @@ from typing import Self
 
 from trainer.rollout.sampling import Response, SamplingRequest
 
-INTERVAL = 0.05  # seconds between two looks at an engine
+INTERVAL = 0.05  # seconds between two samples of an engine's load
 
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine decodes at a moment: sequences, the tokens of their prompts and responses so far, and the share of
-    its cache of keys and values that is in use; None if the engine does not know."""
+    """An engine's load at a moment: running sequences, their tokens including prompts, and the share of its KV cache
+    that is in use, None if unknown."""
 
     running: int
     tokens: int
@@ -23,7 +23,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Tokens that an engine drafted and verified (`rollout.speculative_tokens`), and those of them that it accepted."""
+    """Drafted tokens that an engine verified (`rollout.speculative_tokens`), and how many of them it accepted."""
 
     drafted: int = 0
     accepted: int = 0
@@ -34,14 +34,14 @@ class Drafts:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Sums over an engine's looks at itself while it sampled, and over prompts: their tokens where the engine has a
-    prefix cache, and those that it found there. And its drafted tokens, and those that it accepted."""
+    """Sums over samples of an engine's load. Also sums of the tokens of prompts if it has a prefix cache, of those that
+    were cached, and of drafted and accepted tokens."""
 
-    looks: int = 0
+    samples: int = 0
     running: int = 0
     tokens: int = 0
     cache: float = 0.0
-    cache_looks: int = 0
+    cache_samples: int = 0
     cacheable_tokens: int = 0
     cached_tokens: int = 0
     drafted_tokens: int = 0
@@ -58,43 +58,52 @@ class Occupancy:
             for request, response in zip(requests, responses, strict=True)
             if response.cached_tokens is not None
         ]
-        cacheable, cached = (sum(own) for own in zip(*prompts, strict=True)) if prompts else (0, 0)
+        cacheable, cached = (sum(tokens) for tokens in zip(*prompts, strict=True)) if prompts else (0, 0)
         return cls(len(loads), running, tokens, sum(known), len(known), cacheable, cached)
 
     def __add__(self, other: "Occupancy") -> "Occupancy":
-        return Occupancy(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return Occupancy(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def metrics(self, max_num_seqs: int) -> dict[str, float]:
-        """Means over the time in which engines sampled; empty if that was too short for a look."""
-        found = {}
-        if self.looks:
-            found["engines/running"] = self.running / self.looks
-            found["engines/running_share"] = self.running / self.looks / max_num_seqs
-            found["engines/tokens_in_flight"] = self.tokens / self.looks
-        if self.cache_looks:
-            found["engines/cache_usage"] = self.cache / self.cache_looks
+        """Means over the time in which engines sampled; empty without any sample."""
+        metrics = {}
+        if self.samples:
+            metrics["engines/running"] = self.running / self.samples
+            metrics["engines/running_share"] = self.running / self.samples / max_num_seqs
+            metrics["engines/tokens_in_flight"] = self.tokens / self.samples
+        if self.cache_samples:
+            metrics["engines/cache_usage"] = self.cache / self.cache_samples
         if self.cacheable_tokens:
-            found["engines/prefix_hits"] = self.cached_tokens / self.cacheable_tokens
+            metrics["engines/prefix_hits"] = self.cached_tokens / self.cacheable_tokens
         if self.drafted_tokens:
-            found["engines/accepted_share"] = self.accepted_tokens / self.drafted_tokens
-        return found
+            metrics["engines/accepted_share"] = self.accepted_tokens / self.drafted_tokens
+        return metrics
+
+
+def _interval(ended: threading.Event) -> bool:
+    return ended.wait(INTERVAL)
 
 
 @contextmanager
-def looking(load: Callable[[], Load | None]) -> Iterator[list[Load]]:
-    """Asks a thread to look at an engine while it samples; the list grows. The first look comes after an interval."""
-    found: list[Load] = []
+def sampling_load(
+    load: Callable[[], Load | None], wait: Callable[[threading.Event], bool] = _interval
+) -> Iterator[list[Load]]:
+    """Samples an engine's load in a thread while the engine decodes; the list grows.
+
+    `wait` waits for the time of the next sample, and returns True to end the thread: the event is set then.
+    """
+    loads: list[Load] = []
     ended = threading.Event()
 
-    def look() -> None:
-        while not ended.wait(INTERVAL):
+    def collect() -> None:
+        while not wait(ended):
             if (now := load()) is not None and now.running:
-                found.append(now)
+                loads.append(now)
 
-    thread = threading.Thread(target=look, name="occupancy", daemon=True)
+    thread = threading.Thread(target=collect, name="occupancy", daemon=True)
     thread.start()
     try:
-        yield found
+        yield loads
     finally:
         ended.set()
         thread.join()

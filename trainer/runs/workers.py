@@ -21,7 +21,7 @@ from trainer.planning.plan import Plan, plan_of
 from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
 from trainer.rollout.engine import check_engine
 from trainer.rollout.engines import EngineWorker
-from trainer.rollout.process_environment import EXACT, engine_environment
+from trainer.rollout.vllm.settings import EXACT, engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
 from trainer.training.determinism import ENVIRONMENT as DETERMINISTIC
 

@@ -19,8 +19,8 @@ VLLM = [
 ]
 
 
-def found_by(program: Path, directory: Path, *arguments: object) -> dict[str, Any]:
-    """What the program writes to found.json in the directory. A process of its own, because importing vLLM changes
+def results_of(program: Path, directory: Path, *arguments: object) -> dict[str, Any]:
+    """What the program writes to results.json in the directory. A process of its own, because importing vLLM changes
     torch."""
     subprocess.run(
         [sys.executable, program, directory, *map(str, arguments)],
@@ -28,5 +28,5 @@ def found_by(program: Path, directory: Path, *arguments: object) -> dict[str, An
         check=True,
         timeout=280,
     )
-    found: dict[str, Any] = json.loads((directory / "found.json").read_text())
-    return found
+    results: dict[str, Any] = json.loads((directory / "results.json").read_text())
+    return results

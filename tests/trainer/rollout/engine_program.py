@@ -1,7 +1,7 @@
 """A rollout engine and a trainer in one process: `engine_program.py DIRECTORY ENGINE RANK SIZE LORA`.
 
 Samples, compares log-probs with the trainer's, trains, syncs and compares again. With a RANK above 0 adapters of that
-rank are trained. With a SIZE above 1 the engine spans that many processes. Writes DIRECTORY/found.json.
+rank are trained. With a SIZE above 1 the engine spans that many processes. Writes DIRECTORY/results.json.
 """
 
 import json
@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.rollout.process_environment import engine_environment
+from trainer.rollout.vllm.settings import engine_environment
 
 os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
 
@@ -158,45 +158,47 @@ def main(directory: Path, name: str, rank: int, size: int, lora: str) -> None:
     where = (name, config, "cpu", end_tokens)
     engine: Any = SpanningEngine(*where, size=size) if size > 1 else open_engine(*where)
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     asked = requests(vocabulary, step=1)
     if not config.engines_apply_adapters:
-        found["before any sync"] = difference(trainer, batch(asked, engine.generate(asked)))
-    found["sent"] = sync(trainer, engine, config.engines_apply_adapters)
+        results["before any sync"] = difference(trainer, batch(asked, engine.generate(asked)))
+    results["sent"] = sync(trainer, engine, config.engines_apply_adapters)
     responses = engine.generate(asked)
     sampled = batch(asked, responses)
-    found["after the first sync"] = difference(trainer, sampled)
-    found["responses"] = [response.token_ids for response in responses]
-    found["responses again"] = [response.token_ids for response in engine.generate(asked)]
-    found["responses of the next step"] = [response.token_ids for response in engine.generate(requests(vocabulary, 2))]
-    found["responses of a few"] = [response.token_ids for response in engine.generate(asked[10:14])]
+    results["after the first sync"] = difference(trainer, sampled)
+    results["responses"] = [response.token_ids for response in responses]
+    results["responses again"] = [response.token_ids for response in engine.generate(asked)]
+    results["responses of the next step"] = [
+        response.token_ids for response in engine.generate(requests(vocabulary, 2))
+    ]
+    results["responses of a few"] = [response.token_ids for response in engine.generate(asked[10:14])]
     greedy = [SamplingRequest(request.prompt, 0.0, seed=row) for row, request in enumerate(asked)]
-    found["greedy"] = [response.token_ids for response in engine.generate(greedy)]
-    found["greedy again"] = [response.token_ids for response in engine.generate(greedy)]
+    results["greedy"] = [response.token_ids for response in engine.generate(greedy)]
+    results["greedy again"] = [response.token_ids for response in engine.generate(greedy)]
     shorter = [replace(request, max_tokens=3) for request in asked]
-    found["three tokens"] = [(response.token_ids, response.ended) for response in engine.generate(shorter)]
-    found["no requests"] = engine.generate([])
+    results["three tokens"] = [(response.token_ids, response.ended) for response in engine.generate(shorter)]
+    results["no requests"] = engine.generate([])
     plain_ones = engine.generate([replace(request, log_probs=False) for request in asked])
-    found["without log-probs"] = [(response.token_ids, response.log_probs) for response in plain_ones]
+    results["without log-probs"] = [(response.token_ids, response.log_probs) for response in plain_ones]
 
     trainer.update(sampled, loss, LIMIT)
-    found["trained, not synced"] = difference(trainer, sampled)
+    results["trained, not synced"] = difference(trainer, sampled)
     sync(trainer, engine, config.engines_apply_adapters)
     unstopped = engine.generate(asked)
-    found["after the second sync"] = difference(trainer, batch(asked, unstopped))
+    results["after the second sync"] = difference(trainer, batch(asked, unstopped))
 
     if not rank and size == 1:
         plain = load_language_model(directory / "model")
         plain.load_state_dict(dict(trainer.full_weights(network.language_model)))
-        found["truncated"] = {
-            label: furthest(plain, engine, [replace(one, truncation=truncation) for one in asked])
+        results["truncated"] = {
+            label: furthest(plain, engine, [replace(request, truncation=truncation) for request in asked])
             for label, truncation in TRUNCATIONS.items()
         }
         del engine
-        found |= stopped(name, config, trainer, asked, unstopped)
+        results |= stopped(name, config, trainer, asked, unstopped)
     if name == "vllm" and not rank and size == 1:
-        found |= export(directory, asked, list(trainer.full_weights(network.language_model)))
-    (directory / "found.json").write_text(json.dumps(found))
+        results |= export(directory, asked, list(trainer.full_weights(network.language_model)))
+    (directory / "results.json").write_text(json.dumps(results))
 
 
 TRUNCATIONS = {
@@ -217,9 +219,9 @@ def furthest(plain: Any, engine: RolloutEngine, asked: list[SamplingRequest]) ->
         logits = plain(torch.tensor([[*request.prompt, *response.token_ids]])).logits[0, len(request.prompt) - 1 : -1]
         whole = (logits.float() / TEMPERATURE).log_softmax(dim=1)
         allowed = truncated(whole, [request.truncation] * len(tokens))
-        own = torch.tensor(response.log_probs)
-        difference = max(difference, (allowed[range(len(tokens)), tokens] - own).abs().max().item())
-        below = min(below, (whole[range(len(tokens)), tokens] - own).min().item())
+        sampled = torch.tensor(response.log_probs)
+        difference = max(difference, (allowed[range(len(tokens)), tokens] - sampled).abs().max().item())
+        below = min(below, (whole[range(len(tokens)), tokens] - sampled).min().item())
     return {"difference": difference, "below": below}
 
 

@@ -14,7 +14,7 @@ from trainer.config.sections.rollout import RolloutConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.engine import check_engine, choose_engine, engine_rows
-from trainer.rollout.vllm_settings import graph_settings, weight_settings
+from trainer.rollout.vllm.settings import graph_settings, weight_settings
 
 
 @pytest.fixture

@@ -34,8 +34,9 @@ class FakeGroup:
     def teams(self) -> list[range]:
         return [range(1)]
 
-    def call(self, _method: object) -> list[Any]:
-        return [([], 0)]
+    def call(self, method: Any, *_: object) -> list[Any]:
+        """What an engine says at the start; no weights from an actor."""
+        return [{"chosen": ("vllm", "it is a fake"), "notices": ["no fast path"]}.get(method.__name__, ([], 0))]
 
     def restart(self, _rank: int) -> None: ...
 
@@ -89,7 +90,7 @@ class OnSharedGpus(RecordingGroup):
         self.fails = 0
 
     def call(self, method: Any, *_: object) -> list[Any]:
-        return [("vllm", "it is a fake") if method.__name__ == "chosen" else SharedPart((), ends=True)]
+        return [SharedPart((), ends=True)] if method.__name__ == "share_weights" else super().call(method)
 
     def restart(self, _rank: int) -> None:
         self.called.append("restart")
@@ -97,11 +98,11 @@ class OnSharedGpus(RecordingGroup):
     def attempt(
         self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
     ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
-        found = super().attempt(tasks)
+        results = super().attempt(tasks)
         if self.called[-1] == "copy_weights" and self.fails:
             self.fails -= 1
             return {}, {0: WorkerError("gone")}
-        return found
+        return results
 
 
 def test_fake_engines_on_the_actor_s_gpus_sleep_before_they_copy_weights() -> None:
@@ -118,9 +119,9 @@ def test_fake_engines_on_the_actor_s_gpus_sleep_before_they_copy_weights() -> No
 class OverTheObjectStore(RecordingGroup):
     """Publishes no weights."""
 
-    def call(self, method: Any) -> list[Any]:
+    def call(self, method: Any, *_: object) -> list[Any]:
         self.called.append(method.__name__)
-        return [([], 0)]
+        return super().call(method)
 
 
 def test_weights_are_gathered_once_while_fake_engines_may_still_sample() -> None:
@@ -152,7 +153,7 @@ def test_fake_engines_on_the_actor_s_gpus_get_nothing_before_they_pause() -> Non
 
 
 class TwoEngines(FakeGroup):
-    """Each answers with the first token of the prompt, and remembers what it was asked."""
+    """Each answers with the first token of the prompt, and records its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +166,7 @@ class TwoEngines(FakeGroup):
         self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
     ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
         self.asked = {rank: [request.prompt[0] for request in task.arguments[0]] for rank, task in tasks.items()}
-        return {rank: [Response((token,), (-0.5,)) for token in own] for rank, own in self.asked.items()}, {}
+        return {rank: [Response((token,), (-0.5,)) for token in tokens] for rank, tokens in self.asked.items()}, {}
 
 
 def test_conversations_stay_with_the_fake_engine_that_has_their_start() -> None:
@@ -191,9 +192,6 @@ class InFlight(TwoEngines):
         self.held: dict[int, dict[int, int]] = {0: {}, 1: {}}
         self.restarted: list[int] = []
         self.broken: set[int] = set()
-
-    def call(self, _method: object) -> list[Any]:
-        return [("vllm", "it is a fake")]
 
     def restart(self, rank: int) -> None:
         self.restarted.append(rank)
@@ -231,7 +229,6 @@ def in_flight(mode: str = "asynchronous", **rollout: Any) -> tuple[Engines, InFl
     )
     group = InFlight()
     engines = Engines(group, group, config, on_shared_gpus=False)  # type: ignore[arg-type]
-    engines._transfer = SimpleNamespace(snapshot=lambda: None, push=lambda _ranks: {}, nbytes=0)  # type: ignore[assignment]
     engines.start()
     return engines, group
 
@@ -274,19 +271,25 @@ def test_fake_engines_that_keep_their_memory_keep_their_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rollout", "what"),
+    ("rollout", "message"),
     [
-        ({}, "continue under new weights with the keys and values that they have"),
+        ({}, "continue under new weights and keep their KV cache"),
         ({"segment_length": 100}, "finish under the weights that they began with"),
     ],
 )
 def test_a_run_says_how_its_responses_take_new_weights(
-    caplog: pytest.LogCaptureFixture, rollout: dict[str, Any], what: str
+    caplog: pytest.LogCaptureFixture, rollout: dict[str, Any], message: str
 ) -> None:
     caplog.set_level("INFO")
     engines, _ = in_flight(**rollout)
-    assert what in caplog.text
+    assert message in caplog.text
     assert engines.in_flight == (not rollout)
+
+
+def test_a_run_logs_what_its_engines_lack(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    in_flight()
+    assert "no fast path" in caplog.messages
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "one_step_off"])

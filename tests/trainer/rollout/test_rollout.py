@@ -12,15 +12,14 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from tests.trainer.rollout.conftest import found_by
+from tests.trainer.rollout.conftest import results_of
 from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.truncation import Truncation, truncated
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
-from trainer.rollout.vllm_settings import weight_settings
+from trainer.rollout.vllm.settings import engine_environment, weight_settings
 from trainer.weights.arrival import check_in_place, checked
 from trainer.weights.buckets import DEVICE_IN_HANDLE, checksum, pack, store, word_sum
 
@@ -40,84 +39,84 @@ ENGINES = {
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return found_by(PROGRAM, tmp_path_factory.mktemp("engine"), *ENGINES[request.param])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return results_of(PROGRAM, tmp_path_factory.mktemp("engine"), *ENGINES[request.param])
 
 
-def test_log_probs_equal_the_trainer_s_after_a_sync(found: dict[str, Any]) -> None:
-    assert found["after the first sync"] < 1e-4
-    assert found["after the second sync"] < 1e-4
+def test_log_probs_equal_the_trainer_s_after_a_sync(results: dict[str, Any]) -> None:
+    assert results["after the first sync"] < 1e-4
+    assert results["after the second sync"] < 1e-4
 
 
-def test_log_probs_differ_before_a_sync(found: dict[str, Any]) -> None:
+def test_log_probs_differ_before_a_sync(results: dict[str, Any]) -> None:
     """Guards the test above, which would pass without a sync if the weights were equal."""
-    assert found.get("before any sync", 1.0) > 0.1  # with adapters, engines start with the frozen weights
-    assert found["trained, not synced"] > 0.1
+    assert results.get("before any sync", 1.0) > 0.1  # with adapters, engines start with the frozen weights
+    assert results["trained, not synced"] > 0.1
 
 
-def test_only_adapters_are_sent(found: dict[str, Any]) -> None:
+def test_only_adapters_are_sent(results: dict[str, Any]) -> None:
     """Two layers, each with four adapted matrices, less the one that is excluded; each with A and B."""
-    if "before any sync" in found:
+    if "before any sync" in results:
         pytest.skip("all weights are trained")
-    assert len(found["sent"]) == (2 * 4 - 1) * 2
-    assert all(name.endswith(("lora_A.weight", "lora_B.weight")) for name in found["sent"])
+    assert len(results["sent"]) == (2 * 4 - 1) * 2
+    assert all(name.endswith(("lora_A.weight", "lora_B.weight")) for name in results["sent"])
 
 
-def test_responses_do_not_depend_on_other_requests(found: dict[str, Any]) -> None:
-    assert found["responses again"] == found["responses"]
-    assert found["responses of a few"] == found["responses"][10:14]
+def test_responses_do_not_depend_on_other_requests(results: dict[str, Any]) -> None:
+    assert results["responses again"] == results["responses"]
+    assert results["responses of a few"] == results["responses"][10:14]
 
 
-def test_another_step_samples_other_responses(found: dict[str, Any]) -> None:
-    pairs = zip(found["responses"], found["responses of the next step"], strict=True)
+def test_another_step_samples_other_responses(results: dict[str, Any]) -> None:
+    pairs = zip(results["responses"], results["responses of the next step"], strict=True)
     assert sum(first == second for first, second in pairs) < 10
 
 
-def test_responses_end_with_an_end_token_or_at_the_limit(found: dict[str, Any]) -> None:
+def test_responses_end_with_an_end_token_or_at_the_limit(results: dict[str, Any]) -> None:
     asked_for, models_own, limit = 7, 1, 16
-    assert any(response[-1] == asked_for for response in found["responses"])
-    for response in found["responses"]:
+    assert any(response[-1] == asked_for for response in results["responses"])
+    for response in results["responses"]:
         assert not {asked_for, models_own} & set(response[:-1])
         assert response[-1] in (asked_for, models_own) or len(response) == limit
 
 
-def test_a_request_can_lower_the_token_limit(found: dict[str, Any]) -> None:
+def test_a_request_can_lower_the_token_limit(results: dict[str, Any]) -> None:
     ends = {7, 1}
-    for (tokens, ended), whole in zip(found["three tokens"], found["responses"], strict=True):
+    for (tokens, ended), whole in zip(results["three tokens"], results["responses"], strict=True):
         assert tokens == whole[:3]
         assert ended == (tokens[-1] in ends)
 
 
-def test_responses_without_log_probs_have_the_same_tokens(found: dict[str, Any]) -> None:
-    assert found["without log-probs"] == [[token_ids, None] for token_ids in found["responses"]]
+def test_responses_without_log_probs_have_the_same_tokens(results: dict[str, Any]) -> None:
+    assert results["without log-probs"] == [[token_ids, None] for token_ids in results["responses"]]
 
 
-def test_greedy_decoding_ignores_the_seed(found: dict[str, Any]) -> None:
-    assert found["greedy"] == found["greedy again"]
-    assert found["no requests"] == []
+def test_greedy_decoding_ignores_the_seed(results: dict[str, Any]) -> None:
+    assert results["greedy"] == results["greedy again"]
+    assert results["no requests"] == []
 
 
 @pytest.mark.parametrize("truncation", ["top_p", "top_k", "min_p", "all of them"])
-def test_truncated_responses_have_renormalised_log_probs(found: dict[str, Any], truncation: str) -> None:
+def test_truncated_responses_have_renormalised_log_probs(results: dict[str, Any], truncation: str) -> None:
     """A token outside the allowed ones would differ infinitely."""
-    if "truncated" not in found:
+    if "truncated" not in results:
         pytest.skip("looked at without adapters only")
-    assert found["truncated"][truncation]["difference"] < 1e-4
-    assert found["truncated"][truncation]["below"] < -0.1  # the log-probs of the whole distribution are others
+    assert results["truncated"][truncation]["difference"] < 1e-4
+    assert results["truncated"][truncation]["below"] < -0.1  # the log-probs of the whole distribution are others
 
 
-def test_stop_strings_end_a_response_and_stay_in_it(found: dict[str, Any]) -> None:
-    if "stopped" not in found:
+def test_stop_strings_end_a_response_and_stay_in_it(results: dict[str, Any]) -> None:
+    if "stopped" not in results:
         pytest.skip("looked at without adapters only")
-    cut = found["cut at the stop strings"]
-    assert found["stopped"] == cut
-    assert sum(len(tokens) < len(whole) for (tokens, _), whole in zip(cut, found["uncut"], strict=True)) > 5
+    cut = results["cut at the stop strings"]
+    assert results["stopped"] == cut
+    assert sum(len(tokens) < len(whole) for (tokens, _), whole in zip(cut, results["uncut"], strict=True)) > 5
 
 
-def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:
-    if "first tokens of the export" not in found:
+def test_vllm_loads_the_exported_model(results: dict[str, Any]) -> None:
+    if "first tokens of the export" not in results:
         pytest.skip("looked at with vLLM only")
-    assert found["first tokens of the export"] == found["first tokens of the trainer"]
+    assert results["first tokens of the export"] == results["first tokens of the trainer"]
 
 
 def test_vllm_reserves_memory_for_adapted_layers_only(tmp_path: Path) -> None:
@@ -233,10 +232,10 @@ def test_agreement_counts_ratios_and_ignores_masked_tokens() -> None:
     rollout = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -3.0, 0.0]])
     trainer = torch.tensor([[-1.0, -2.2, 9.0], [-1.05, -2.8, 9.0]])
     mask = torch.tensor([[True, True, False], [True, True, False]])
-    found = log_prob_agreement(rollout, trainer, mask)
-    assert found["rollout/log_prob_difference"] == pytest.approx(0.2)
-    assert found["rollout/log_prob_difference_mean"] == pytest.approx(0.45 / 4)
-    assert found["rollout/ratio_outside_tenth"] == 0.5  # exp(-0.2) and exp(0.2), not exp(-0.05)
+    results = log_prob_agreement(rollout, trainer, mask)
+    assert results["rollout/log_prob_difference"] == pytest.approx(0.2)
+    assert results["rollout/log_prob_difference_mean"] == pytest.approx(0.45 / 4)
+    assert results["rollout/ratio_outside_tenth"] == 0.5  # exp(-0.2) and exp(0.2), not exp(-0.05)
 
 
 def test_an_engine_without_memory_for_a_response_names_the_settings(tmp_path: Path) -> None:
@@ -247,7 +246,7 @@ import sys
 from pathlib import Path
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
-from trainer.rollout.backends.vllm import VllmEngine
+from trainer.rollout.vllm.engine import VllmEngine
 
 try:
     settings = {"model": {"path": Path(sys.argv[1])}, "rollout": {"kv_cache_gib": 1e-5}}

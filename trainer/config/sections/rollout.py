@@ -139,8 +139,7 @@ class RolloutConfig(Section):
     engines_per_gpu: int = Field(
         1,
         gt=0,
-        description="engines per GPU; one is fastest unless vLLM accounts for every response in every step, which the "
-        "engine's log says",
+        description="engines per GPU; use 2 if the log says that the decode fast path is off",
     )
     quantization: Literal["fp8"] | None = Field(
         None,

@@ -11,12 +11,16 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 from vllm import _custom_ops
-from vllm.model_executor.layers.batch_invariant import matmul_kernel_persistent
 from vllm.v1.worker.gpu.sample.gumbel import apply_temperature
 from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
 from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
 from trainer.models.exact.operators import Operators
+
+try:  # vLLM 0.26 has it elsewhere
+    from vllm.model_executor.determinism.batch_invariant import matmul_kernel_persistent
+except ModuleNotFoundError:
+    from vllm.model_executor.layers.batch_invariant import matmul_kernel_persistent
 
 # Rows, columns and depth of a tile, stages, warps; from large to small. All add in the same order.
 TILES = ((128, 256, 64, 3, 8), (64, 128, 128, 3, 4), (64, 64, 128, 4, 4), (64, 32, 128, 5, 4))
@@ -94,9 +98,13 @@ def product(
     rows, columns, depth, stages, warps = tile or (enough or tiles[-1:])[0]
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     multiprocessors = _multiprocessors(x.device.index)
-    _product_kernel()[(min(multiprocessors, -(-m // rows) * -(-n // columns)),)](
+    kernel = _product_kernel()
+    # vLLM 0.26's kernel knows no stride of the bias.
+    bias_stride = () if "stride_bias" not in kernel.arg_names else (1 if bias is None else bias.stride(0),)
+    kernel[(min(multiprocessors, -(-m // rows) * -(-n // columns)),)](
         *(flat, transposed, out, bias, m, n, k),
         *(flat.stride(0), flat.stride(1), transposed.stride(0), transposed.stride(1), out.stride(0), out.stride(1)),
+        *bias_stride,
         BLOCK_SIZE_M=rows,
         BLOCK_SIZE_N=columns,
         BLOCK_SIZE_K=depth,
@@ -148,7 +156,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=out.device)
-        found = torch.ops.aten._flash_attention_backward(
+        gradients = torch.ops.aten._flash_attention_backward(
             *(gradient.contiguous(), query, key, value, out, sums),
             *(*ctx.bounds, 0.0, True),
             *(no_dropout, torch.empty(0, device=out.device)),
@@ -156,7 +164,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             window_size_left=-1,
             window_size_right=0,
         )
-        return *found, None, None
+        return *gradients, None, None
 
 
 def attention(
@@ -175,8 +183,8 @@ def attention(
     if visible is not None:
         key, value = key[visible], value[visible]
     bounds = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-    found: Tensor = _Attention.apply(query, key, value, scale, bounds)
-    return found
+    output: Tensor = _Attention.apply(query, key, value, scale, bounds)
+    return output
 
 
 def log_probs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
@@ -187,8 +195,8 @@ def log_probs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
     if temperature != 1.0:
         which = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
         apply_temperature(logits, which, torch.full((1,), temperature, device=logits.device))
-    found: Tensor = compute_token_logprobs(logits, token_ids.unsqueeze(-1)).squeeze(-1)
-    return found
+    sampled: Tensor = compute_token_logprobs(logits, token_ids.unsqueeze(-1)).squeeze(-1)
+    return sampled
 
 
 OPERATORS = Operators(product, norm, rope, attention, log_probs)

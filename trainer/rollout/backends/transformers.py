@@ -92,26 +92,26 @@ class TransformersEngine:
         """See `RolloutEngine.copy_weights`."""
         self._take(buckets, begins)
         if ends:
-            own = self._check_complete()
-            check_in_place(checksum({id(weight): weight for weight in own.values()}.values()), self._sent_sum)
+            weights = self._check_complete()
+            check_in_place(checksum({id(weight): weight for weight in weights.values()}.values()), self._sent_sum)
 
     def _take(self, buckets: Iterable[SentBucket], begins: bool) -> None:
         """Copies buckets into the model."""
         if begins:
             self._model.to(self._device)  # `sleep` may have moved frozen weights to the CPU
             self._arrived, self._sent_sum = set(), 0
-        own = self._replaceable()
+        weights = self._replaceable()
         for sent in buckets:
             bucket = checked(sent)
-            self._arrived |= _copy(bucket, own)
+            self._arrived |= _copy(bucket, weights)
             self._sent_sum += _sum(bucket)
             del sent, bucket  # frees memory for the next bucket
 
     def _check_complete(self) -> dict[str, nn.Parameter]:
         """The weights that the actor sends. Raises WorkerError if one did not arrive in this update."""
-        own = self._replaceable()
-        check_complete(own, {name for name, weight in own.items() if id(weight) in self._arrived})
-        return own
+        weights = self._replaceable()
+        check_complete(weights, {name for name, weight in weights.items() if id(weight) in self._arrived})
+        return weights
 
     def _replaceable(self) -> dict[str, nn.Parameter]:
         """The weights that the actor sends, by the names it sends them under."""
@@ -126,6 +126,10 @@ class TransformersEngine:
     def load(self) -> Load:
         """See `RolloutEngine.load`."""
         return self._load
+
+    def notices(self) -> list[str]:
+        """See `RolloutEngine.notices`."""
+        return []
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
@@ -158,16 +162,16 @@ def _sum(bucket: Bucket) -> int:
 
 
 @torch.no_grad()
-def _copy(bucket: Bucket, own: Mapping[str, nn.Parameter]) -> set[int]:
-    """Replaces an engine's own weights by the bucket's and returns the ids of the replaced parameters.
+def _copy(bucket: Bucket, weights: Mapping[str, nn.Parameter]) -> set[int]:
+    """Replaces an engine's weights with the bucket's and returns the ids of the replaced parameters.
 
     Ids, not names: a tied weight may arrive under only one of its names.
     """
     names = set()
     for name, tensor in bucket.tensors():
-        own[name].data = tensor.to(own[name].device, copy=True)
+        weights[name].data = tensor.to(weights[name].device, copy=True)
         names.add(name)
-    return {id(own[name]) for name in names}
+    return {id(weights[name]) for name in names}
 
 
 def sample(
@@ -184,7 +188,7 @@ def sample(
     """
     greedy = temperatures == 0
     log_probs = (logits.float() / temperatures.masked_fill(greedy, 1.0).unsqueeze(1)).log_softmax(dim=1)
-    if any(one != WHOLE for one in truncations):
+    if any(truncation != WHOLE for truncation in truncations):
         log_probs = truncated(log_probs, truncations)
     cumulative = log_probs.double().exp().cumsum(dim=1)
     sampled = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
@@ -208,8 +212,8 @@ class StopStrings:
         for tail, token in zip(self._tails, sampled.tolist(), strict=True):
             tail.append(token)
         texts = self._tokenizer.batch_decode([list(tail) for tail in self._tails])
-        found = [any(stop in text for stop in self._stops) for text in texts]
-        return torch.tensor(found, device=sampled.device)
+        completed = [any(stop in text for stop in self._stops) for text in texts]
+        return torch.tensor(completed, device=sampled.device)
 
 
 def _uniforms(requests: Sequence[SamplingRequest], length: int) -> Tensor:

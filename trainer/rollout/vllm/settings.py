@@ -1,17 +1,43 @@
-"""vLLM's arguments for weights, memory, CUDA graphs and drafts."""
+"""vLLM's environment variables, and its arguments for weights, memory, CUDA graphs and drafts.
+
+Imports neither vLLM nor torch: vLLM reads its variables when it is imported, and torch some of them.
+"""
 
 import math
+import os
 
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.models.lora import target_names
+
+MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_ENVIRONMENT = {
+    # The engine core runs in the process of its Ray actor: one process less to start, to feed and to supervise.
+    MULTIPROCESSING: "0",
+    # With `auto`, all engines of a machine are bound to its first core.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # vLLM's warnings are about choices that the trainer makes on purpose.
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+# An eager engine still compiles a helper for log-probs, which delays the first response by 3 s.
+_EAGER = {"TORCHDYNAMO_DISABLE": "1"}
+# For `actor.backend=exact`: batch-invariant operators, none of them compiled, because compiled operators round in other
+# places.
+EXACT = {"VLLM_BATCH_INVARIANT": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 CPU_KV_CACHE_GIB = 0.5
-# Responses in a step up to which vLLM has CUDA graphs by itself, and up to which it has them here: without one, the
-# kernels of a step are launched one by one. 1,024 is also vLLM's own limit, and more at a time were not faster.
-OWN_GRAPHS, GRAPHS = 512, 1024
+# Largest batch with a CUDA graph: vLLM's default, and here. Without a graph, a step launches its kernels one by one.
+# vLLM supports at most 1,024, and larger batches were not faster.
+DEFAULT_GRAPHS, GRAPHS = 512, 1024
 # The adapter ranks that vLLM supports; a smaller adapter is padded with zeros.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def engine_environment(enforce_eager: bool) -> dict[str, str]:
+    """The variables to set in the process of an engine. Values that the user set take precedence."""
+    defaults = _ENVIRONMENT | (_EAGER if enforce_eager else {})
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def weight_settings(config: Config, device: str) -> dict[str, object]:
@@ -34,6 +60,8 @@ def weight_settings(config: Config, device: str) -> dict[str, object]:
             "model.dtype=float32: on GPUs vLLM computes adapters in bfloat16 or float16 only",
             hint="set model.dtype=bfloat16, or rollout.engine=transformers",
         )
+    from trainer.models.lora import target_names
+
     return {
         "enable_lora": True,
         "max_loras": 1,
@@ -73,30 +101,30 @@ def device_settings(config: Config, device: str) -> dict[str, object]:
 
 
 def graph_size(responses: int) -> int:
-    """At least so many responses, as many as one of vLLM's CUDA graphs is for; other steps replay graphs in pieces."""
+    """The smallest batch size of a CUDA graph of vLLM that holds this many responses."""
     multiple = 8 if responses < 256 else 16
     return math.ceil(responses / multiple) * multiple
 
 
 def graph_settings(config: Config, device: str) -> dict[str, object]:
-    """Arguments for CUDA graphs of all sizes that a step without drafts can have."""
+    """Arguments for CUDA graphs of all batch sizes of decode-only steps without drafts."""
     most = min(graph_size(config.rollout.max_num_seqs), GRAPHS)
-    if device == "cpu" or config.rollout.eager_on(device) or most <= OWN_GRAPHS:
+    if device == "cpu" or config.rollout.eager_on(device) or most <= DEFAULT_GRAPHS:
         return {}
     return {"max_cudagraph_capture_size": most}
 
 
-def draft_settings(most: int, device: str) -> dict[str, object]:
-    """Arguments for at most so many drafted tokens in a step. On GPUs vLLM need not know: with them it would take its
-    first model runner, which is slower."""
-    if not most or device == "cuda":
+def draft_settings(max_drafted: int, device: str) -> dict[str, object]:
+    """Arguments for at most `max_drafted` drafted tokens of a response in a step. None on GPUs: with
+    `speculative_config` vLLM chooses its first model runner, which is slower."""
+    if not max_drafted or device == "cuda":
         return {}
-    proposer = "trainer.rollout.speculation.first_runner.Silent"
-    return {"speculative_config": {"method": "custom_class", "model": proposer, "num_speculative_tokens": most}}
+    proposer = "trainer.rollout.vllm.verification.NoDrafts"
+    return {"speculative_config": {"method": "custom_class", "model": proposer, "num_speculative_tokens": max_drafted}}
 
 
 def exact_settings(config: Config) -> dict[str, object]:
-    """Arguments without Inductor, which would put its own operators in the place of the shared ones."""
+    """Arguments that turn Inductor off, which would replace the shared operators."""
     if not config.is_exact:
         return {}
     return {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "custom_ops": ["all"]}}

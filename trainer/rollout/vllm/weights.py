@@ -4,16 +4,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from vllm.lora.lora_model import LoRAModel
-from vllm.lora.lora_weights import LoRALayerWeights
 
-from trainer.models.lora import named_adapters
-from trainer.weights.arrival import check_count, check_in_place, checked
-from trainer.weights.buckets import SentBucket, checksum
-from trainer.weights.in_place import CopyRecorder, InPlaceLoader
-
-# The id of the actor's adapters, the only set, in requests to vLLM.
-ADAPTERS = 1
+from trainer.rollout.vllm.patches import activate_adapters
+from trainer.weights.arrival import checked
+from trainer.weights.buckets import SentBucket
+from trainer.weights.in_place import InPlaceLoader
 
 
 class WeightLoader:
@@ -40,7 +35,7 @@ class WeightLoader:
         )
 
     @property
-    def _sharded(self) -> bool:
+    def _is_sharded(self) -> bool:
         return int(self.parallel_config.tensor_parallel_size) > 1
 
     def copy_weights(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
@@ -52,30 +47,14 @@ class WeightLoader:
         if self.vllm_config.model_config.quantization is not None:
             self.model_runner.reload_weights(weights_iterator=_cloned(buckets))
             return
-        self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._sharded)
+        self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._is_sharded)
         self._in_place.load(buckets, begins, ends)
 
     def replace_adapters(self, buckets: Iterable[SentBucket], scaling: float) -> None:
         """Replaces the adapters; `scaling` is alpha / rank. Raises WorkerError if they differ from what was sent."""
         arrived = [checked(sent) for sent in buckets]
-        self._activate({name: tensor.cpu() for bucket in arrived for name, tensor in bucket.tensors()}, scaling)
-
-    def _activate(self, tensors: dict[str, Tensor], scaling: float) -> None:
-        manager = self.model_runner.lora_manager._adapter_manager
-        # Scaled here and not by vLLM, so that the weights the kernels read have a checksum known in advance.
-        layers = {name: (a.cpu(), b.cpu() * scaling) for name, (a, b) in named_adapters(tensors).items()}
-        adapters = {name: LoRALayerWeights(name, len(a), len(a), a, b) for name, (a, b) in layers.items()}
-        manager.remove_adapter(ADAPTERS)
-        manager.add_adapter(LoRAModel(ADAPTERS, next(iter(adapters.values())).rank, adapters))
-        with CopyRecorder() as recorder:
-            manager.activate_adapter(ADAPTERS)
-        given = [part for layer in layers.values() for part in layer]
-        if self._sharded:
-            copied = [source for _, source in recorder.copies]
-            check_count(len(copied), len(given))
-            given = copied
-        inside = [part for layer in manager.modules.values() for part in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
-        check_in_place(checksum(inside), checksum(given))
+        tensors = {name: tensor.cpu() for bucket in arrived for name, tensor in bucket.tensors()}
+        activate_adapters(self.model_runner, tensors, scaling, self._is_sharded)
 
 
 def _cloned(buckets: Iterable[SentBucket]) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,7 @@
 `in_flight_program.py DIRECTORY RANK SIZE`.
 
 With a RANK above 0 the weights that change are adapters of that rank. With a SIZE above 1 the engine spans that many
-processes. Writes DIRECTORY/found.json.
+processes. Writes DIRECTORY/results.json.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.rollout.process_environment import engine_environment
+from trainer.rollout.vllm.settings import engine_environment
 
 os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
 
@@ -58,7 +58,7 @@ class Scheduled:
     """Counts the tokens that vLLM schedules in each step."""
 
     def __init__(self, engine: Any) -> None:
-        scheduler = engine._engine.llm_engine.engine_core.engine_core.scheduler
+        scheduler = engine.scheduler
         self.steps: list[int] = []
         schedule = scheduler.schedule
 
@@ -119,8 +119,8 @@ def disagreement(
     for weights, part in ((before, whole[:, :known]), (after, whole[:, known:])):
         if part.shape[1]:
             logits.append(weights.network(part, past_key_values=cache, use_cache=True).logits)
-    own = torch.cat(logits, dim=1)[0, len(request.prompt) - 1 :]
-    expected = (own / (request.temperature or 1.0)).log_softmax(dim=1).gather(1, torch.tensor(tokens).unsqueeze(1))
+    sampling = torch.cat(logits, dim=1)[0, len(request.prompt) - 1 :]
+    expected = (sampling / (request.temperature or 1.0)).log_softmax(dim=1).gather(1, torch.tensor(tokens).unsqueeze(1))
     return float((expected.squeeze(1) - torch.tensor(log_probs)).abs().max())
 
 
@@ -137,7 +137,7 @@ def main(directory: Path, rank: int, size: int) -> None:
     where = ("vllm", config, "cpu", [END])
     engine: Any = SpanningEngine(*where, size=size) if size > 1 else open_engine(*where)
     old, new = Weights(config, 0.0), Weights(config, 0.03)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     engine.replace_weights(old.buckets())
     for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
@@ -145,7 +145,7 @@ def main(directory: Path, rank: int, size: int) -> None:
         engine.replace_weights(old.buckets())
         whole = [response.token_ids for response in engine.generate(asked)]
         same, other = interrupted(engine, asked, old), interrupted(engine, asked, new)
-        found[name] = {
+        results[name] = {
             "whole": whole,
             "same": [same.tokens[row] for row in range(len(asked))],
             "other": [other.tokens[row] for row in range(len(asked))],
@@ -161,9 +161,9 @@ def main(directory: Path, rank: int, size: int) -> None:
             ],
         }
     if size == 1:
-        found["scheduled"] = scheduled(engine, requests(vocabulary, AT_ONCE - 1, 0.0), old, new)
-        found["asleep"] = slept(engine, requests(vocabulary, 3, 0.0), new)
-    (directory / "found.json").write_text(json.dumps(found))
+        results["scheduled"] = scheduled(engine, requests(vocabulary, AT_ONCE - 1, 0.0), old, new)
+        results["asleep"] = slept(engine, requests(vocabulary, 3, 0.0), new)
+    (directory / "results.json").write_text(json.dumps(results))
 
 
 def _first(joined: Joined, row: int) -> int:
@@ -177,21 +177,21 @@ def scheduled(engine: Any, asked: list[SamplingRequest], old: Weights, new: Weig
     asked = [SamplingRequest(prompt, 0.0, max_tokens=3), *asked]
     engine.replace_weights(old.buckets())
     counts = Scheduled(engine)
-    found: dict[str, Any] = {"prompts": sum(len(request.prompt) for request in asked)}
+    results: dict[str, Any] = {"prompts": sum(len(request.prompt) for request in asked)}
     engine.advance(dict(enumerate(asked)), 5)
-    found["before"] = counts.take()
+    results["before"] = counts.take()
     engine.replace_weights(new.buckets())
     joined = Joined()
     joined.add(engine.advance({}, 5))
-    found["after"] = counts.take()
-    found["under way"] = len(joined.tokens)
+    results["after"] = counts.take()
+    results["under way"] = len(joined.tokens)
     joined = Joined()
     joined.add(engine.advance({99: asked[0]}, LENGTH))
-    found["the same prompt"] = max(counts.take())
-    found["disagreement"] = disagreement(new, new, asked[0], joined.tokens[99], joined.log_probs[99], 0)
+    results["the same prompt"] = max(counts.take())
+    results["disagreement"] = disagreement(new, new, asked[0], joined.tokens[99], joined.log_probs[99], 0)
     engine.advance({99: asked[0]}, LENGTH)
-    found["the same prompt again"] = max(counts.take())
-    return found
+    results["the same prompt again"] = max(counts.take())
+    return results
 
 
 def slept(engine: Any, asked: list[SamplingRequest], new: Weights) -> dict[str, Any]:
