@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -18,13 +18,17 @@ from buildkit.commands.options import (
 )
 from buildkit.errors import UsageError
 from buildkit.host.accelerators import ACCELERATORS
+from buildkit.images.archive import ESTARGZ
 from buildkit.publishing import provenance
 from buildkit.publishing.check import ATTACHMENTS
 from buildkit.publishing.publish import ReleaseRequest, check_access, publish_images, tags_for
 from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.reference import parse_reference
 from buildkit.registry.signature import Signer
 from buildkit.running.engine import Docker
+
+FORMS = (*COMPRESSIONS, ESTARGZ)
 
 
 def publish(
@@ -52,10 +56,10 @@ def publish(
     registry_ca: RegistryCa = None,
     base: BaseChoice = "auto",
     compression: Annotated[
-        Literal["zstd", "gzip", "zstd-lazy", "zstd-partial"],
+        str,
         typer.Option(
-            help="Of the layers. Docker before 23 and containerd before 1.5 read gzip only. Others read "
-            "zstd-lazy, too, made for stargz-snapshotter, and zstd-partial, made for podman and CRI-O."
+            help=f"Of the layers: {', '.join(FORMS)}. Docker before 23 and containerd before 1.5 read gzip "
+            "only. estargz is gzip from which stargz-snapshotter starts a container before it has the whole image."
         ),
     ] = "zstd",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and ask nobody.")] = False,
@@ -70,6 +74,11 @@ def publish(
         raise UsageError(
             "it is not said how to sign" if not key else "a key and keyless exclude each other",
             "name --key cosign.key (`cosign generate-key-pair` makes one), or --keyless in a CI job",
+        )
+    if compression not in FORMS:
+        raise UsageError(
+            f"--compression {compression}: unknown compression",
+            f"one of: {', '.join(FORMS)}; runtimes that fetch single files read {ESTARGZ}",
         )
     repository = parse_reference(registry)
     if repository.tag or repository.digest:

@@ -18,7 +18,7 @@ from buildkit.registry.client import Registry
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference, parse_reference
 from buildkit.registry.signature import Trust
-from buildkit.running.engine import open_engine
+from buildkit.running.engine import Docker, open_engine
 from buildkit.supply.base import shown
 
 
@@ -121,7 +121,7 @@ def verify_published(
     name = reference.digest or reference.tag
     report = check_published(registry, name, trust, registry_ca, quick, newer_than, published_as)
     if source and report.passed:
-        rebuilt = check_rebuild(registry, report.digest, source, open_engine("docker"))
+        rebuilt = check_rebuild(registry, report.digest, source, Docker())
         report = replace(report, checks=(*report.checks, rebuilt))
     if as_json:
         emit({**asdict(report), "passed": report.passed})

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from buildkit.images.archive import ImageArchive, fixed_archive
+from buildkit.images.archive import ImageArchive, estargz_archive, fixed_archive
 from buildkit.images.build import cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
 from buildkit.recipe.lock import PackageChange
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.registry.compression import COMPRESSIONS, tar_of
-from buildkit.running.engine import BuildRequest, ContainerEngine
+from buildkit.running.engine import BuildRequest, ContainerEngine, Docker
 from buildkit.supply.base import bootstrap
 
 
@@ -86,15 +86,20 @@ def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base
 
 
 def rebuild(
-    matrix: Matrix, variant: Variant, engine: ContainerEngine, base: str, published: ImageContent
+    matrix: Matrix, variant: Variant, engine: Docker, base: str, published: ImageContent, estargz: bool = False
 ) -> Difference | None:
-    """The first difference between a published image and one built here without cache; None when they are equal."""
+    """The first difference between a published image and one built here without cache; None when they are equal.
+
+    Layers of `estargz` are compared with their tables of contents, which depend on BuildKit's release.
+    """
     lock = read_lock(matrix, variant)
-    with (
-        prepared(matrix, variant, engine, lock, base, only_locked=True) as build,
-        fresh_archive(engine, build.request, lock.epoch) as archive,
-    ):
-        return find_difference(published, archive)
+    with prepared(matrix, variant, engine, lock, base, only_locked=True) as build:
+        request = replace(build.request, no_cache=True)
+        archives = (
+            estargz_archive(engine, request, cache_folder()) if estargz else fresh_archive(engine, request, lock.epoch)
+        )
+        with archives as archive:
+            return find_difference(published, archive)
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def test_a_release_has_all_targets_each_once() -> None:
         (["publish", "--target", "gpu", "--registry", "localhost/slipway", "--key", "k"], "there is no target"),
         (["publish", "-tcpu", "-trocm", "--variant=v", "--registry=localhost/s", "--key=k"], "belongs to one --target"),
         (["publish", "-tcpu:v", "--variant=v", "--registry=localhost/s", "--key=k"], "belongs to one --target"),
+        (["publish", "-tcpu", "--registry=localhost/s", "--key=k", "--compression=zstd-lazy"], "read estargz"),
         (["verify", "--published", "localhost/slipway", "--key", "k"], "names no tag or digest"),
         (["verify", "--published", "localhost/slipway:a", "--key", "k", "--variant", "v"], "--variant needs --target"),
         (["verify", "--published", "localhost/slipway:cpu"], "exactly one trusted signer"),

@@ -1,5 +1,6 @@
 """The engines' command lines, with fake docker and podman programs; tests/engines runs the real ones."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,22 @@ def test_a_fake_client_that_needs_buildx_says_so(programs: Path) -> None:
         Docker().build_command(REQUEST)
     assert "28.2.2" in str(caught.value)
     assert "docker-buildx" in caught.value.hint
+
+
+def test_estargz_layers_need_a_docker_with_containerds_image_store(programs: Path) -> None:
+    for store, refused in (
+        ("[[driver-type io.containerd.snapshotter.v1]]", False),
+        ("[[Backing Filesystem ext]]", True),
+    ):
+        play(programs, "docker", f"echo '{store}'")
+        with pytest.raises(EngineError) if refused else nullcontext() as caught:
+            Docker().check_oci_output()
+        if caught:
+            assert "containerd-snapshotter" in caught.value.hint
+    request = replace(REQUEST, tags=(), output="type=oci,dest=/d")
+    command = Docker().build_command(request)
+    assert command[command.index("--output") + 1] == "type=oci,dest=/d"
+    assert "--load" not in command
 
 
 def test_a_fake_podman_builds_with_the_commits_date(programs: Path) -> None:
