@@ -230,7 +230,7 @@ def read_packages(status: str) -> Iterator[DebianPackage]:
         fields = {match[1]: match[2] for match in FIELD.finditer(paragraph)}
         if not fields.get("Status", "").endswith(" ok installed"):  # `install`, or `hold`
             continue
-        if missing := [name for name in ("Package", "Version", "Architecture") if name not in fields]:
+        if missing := [name for name in ("Package", "Version", "Architecture") if not fields.get(name)]:
             raise InventoryError(f"/{STATUS} in the image: a package has no {missing[0]}", "build the image again")
         source, _, version = (fields.get("Source") or fields["Package"]).partition(" ")
         yield DebianPackage(
