@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from buildkit.images.archive import ImageArchive, estargz_archive, fixed_archive
-from buildkit.images.build import cache_folder, check_disk, prepared
+from buildkit.images.build import BuildOptions, cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
 from buildkit.recipe.lock import PackageChange
 from buildkit.recipe.lock_file import read_lock
@@ -73,7 +73,7 @@ def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base
     start = time.monotonic()
     lock = read_lock(matrix, variant)
     check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
-    with prepared(matrix, variant, engine, lock, base) as build, ExitStack() as stack:
+    with prepared(matrix, variant, engine, lock, BuildOptions(base)) as build, ExitStack() as stack:
         first, second = (stack.enter_context(fresh_archive(engine, build.request, lock.epoch)) for _ in range(2))
         difference = find_difference(first, second)
         if build.provider == "bootstrap" and difference is None:
@@ -93,7 +93,7 @@ def rebuild(
     Layers of `estargz` are compared with their tables of contents, which depend on BuildKit's release.
     """
     lock = read_lock(matrix, variant)
-    with prepared(matrix, variant, engine, lock, base, only_locked=True) as build:
+    with prepared(matrix, variant, engine, lock, BuildOptions(base, only_locked=True)) as build:
         request = replace(build.request, no_cache=True)
         archives = (
             estargz_archive(engine, request, cache_folder()) if estargz else fresh_archive(engine, request, lock.epoch)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from buildkit.errors import LockError, PublishError
 from buildkit.images.archive import CONFIG, ESTARGZ, ImageArchive, estargz_archive, fixed_archive
-from buildkit.images.build import BuildResult, build_image, cache_folder, prepared
+from buildkit.images.build import BuildOptions, BuildResult, build_image, cache_folder, prepared
 from buildkit.images.test import run_container_tests
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
@@ -156,7 +156,7 @@ def refuse_own_lock(matrix: Matrix, variant: Variant) -> None:
 def build_locked(request: ReleaseRequest, engine: Docker) -> BuildResult:
     """The image of exactly the locks. Raises `PublishError` when a locked package cannot be had any more."""
     try:
-        return build_image(request.matrix, request.variant, engine, request.base, only_locked=True)
+        return build_image(request.matrix, request.variant, engine, BuildOptions(request.base, only_locked=True))
     except LockError as error:
         raise PublishError(
             f"the image would not be the one of its lock: {error}",
@@ -175,7 +175,7 @@ def archive_of(built: BuildResult, request: ReleaseRequest, engine: Docker, epoc
     matrix, variant = request.matrix, request.variant
     lock = read_lock(matrix, variant)
     with (
-        prepared(matrix, variant, engine, lock, built.base_provider, only_locked=True) as build,
+        prepared(matrix, variant, engine, lock, BuildOptions(built.base_provider, only_locked=True)) as build,
         estargz_archive(engine, build.request, cache_folder()) as archive,
     ):
         yield archive

@@ -47,7 +47,7 @@ def test_a_release_has_all_targets_each_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["publish", "--target", "cpu", "--registry", "localhost/slipway"], "how to sign"),
+        (["publish", "--target", "cpu", "--registry", "localhost/slipway"], "no signing method"),
         (["publish", "--target", "cpu", "--registry", "localhost/slipway", "--key", "k", "--keyless"], "exclude"),
         (["publish", "--target", "cpu", "--registry", "localhost/slipway:tag", "--key", "k"], "names a tag"),
         (["publish", "--target", "cpu", "--registry", "slipway", "--key", "k"], "names no image"),

@@ -207,7 +207,7 @@ def test_a_pulled_image_is_named_by_its_digests_in_registries_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "how to sign"),
+        ([], "no signing method"),
         (["--key", "k", "--unsigned"], "exclude"),
         (["--unsigned", "--output", "/no/such/folder/file"], "no folder /no/such/folder"),
     ],

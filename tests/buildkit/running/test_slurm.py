@@ -28,7 +28,7 @@ SBATCH = {
 }  # fmt: skip
 ALL = SlurmOptions(
     time="3-00:00:00", partition="gpu", account="project", qos="high", constraint="h100", nodelist="gpu-[0,1]",
-    exclude="gpu-7", cpus_per_task=28, mem="200G", exclusive=False, output="logs/%x-%j.out", warning=300, requeue=False,
+    exclude="gpu-7", cpus_per_task=28, mem="200G", exclusive=False, log="logs/%x-%j.out", warning=300, requeue=False,
 )  # fmt: skip
 
 
