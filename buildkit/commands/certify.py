@@ -23,6 +23,7 @@ from buildkit.commands.options import (
     open_matrix,
 )
 from buildkit.errors import CertificateError, UsageError
+from buildkit.images.test import require_pytest
 from buildkit.publishing.dsse import seal
 from buildkit.registry.signature import Signer, public_key
 from buildkit.running.engine import open_engine
@@ -50,6 +51,7 @@ class CertifyArguments:
                 "a key and --unsigned exclude each other" if self.key else "no signing method",
                 "name --key cosign.key (`cosign generate-key-pair` makes one), or --unsigned",
             )
+        require_pytest()
         signer = Signer(self.key) if self.key else None
         if signer:
             public_key(signer)

@@ -14,7 +14,6 @@ from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dock
 from buildkit.recipe.extension import LEFT_OUT, LockedExtension
 from buildkit.recipe.lock import STANDS_FOR, Lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import split_by_layer
 from buildkit.supply.base import preferences
 from buildkit.supply.wheels import local_wheels
@@ -53,9 +52,7 @@ def stage(
     (context / "launch").chmod(0o755)
     (context / "slipway_user.pth").write_text(USER)
     for package in CODE:
-        shutil.copytree(
-            code_folder(matrix.root, package), context / "app" / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(matrix.root / package, context / "app" / package, ignore=shutil.ignore_patterns("__pycache__"))
     stage_aliases(matrix.images / "aliases", context)
     stage_names(context / "app", variant, lock)
     for folder in ("app", "workspace"):

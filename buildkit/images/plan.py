@@ -22,7 +22,6 @@ from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.extension import LockedExtension
 from buildkit.recipe.lock import Lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import layer_of, layer_requirements
 
 COLLECTIVES = "|".join(row.collectives for row in ACCELERATORS.values() if row.collectives)
@@ -144,7 +143,7 @@ def plan_layers(
 
 def code_content(root: Path) -> tuple[int, str]:
     """Size in bytes and digest of the code that goes into the image."""
-    folders = [*(code_folder(root, package) for package in CODE), root / "images" / "aliases"]
+    folders = [*(root / package for package in CODE), root / "images" / "aliases"]
     found = [(path, folder) for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     files = [(path, path.relative_to(folder.parent)) for path, folder in found if "__pycache__" not in path.parts]
     contents = [path.read_bytes() for path, _ in files]

@@ -17,7 +17,7 @@ from pathlib import Path
 from buildkit.errors import LockError, PublishError
 from buildkit.images.archive import CONFIG, ESTARGZ, ImageArchive, estargz_archive, fixed_archive
 from buildkit.images.build import BuildOptions, BuildResult, build_image, cache_folder, prepared
-from buildkit.images.test import run_container_tests
+from buildkit.images.test import require_pytest, run_container_tests
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, SignedImage, Tags, choose_tags, promote, read_staged, sign_staged
@@ -74,6 +74,7 @@ def publish_images(requests: list[ReleaseRequest], engine: Docker) -> list[Publi
 
     Raises a `BuildkitError` before anything is promoted, and for what is not committed before anything is built.
     """
+    require_pytest()
     revisions = []
     for request in requests:
         read_lock(request.matrix, request.variant)
