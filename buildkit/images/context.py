@@ -9,7 +9,7 @@ from uv import find_uv_bin
 from buildkit.host.files import link
 from buildkit.host.settings import HostSettings
 from buildkit.images.parent import OWN_STAGE, Parent
-from buildkit.images.plan import CODE
+from buildkit.images.plan import CHIPS, CODE
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile, render_extension
 from buildkit.recipe.extension import LEFT_OUT, LockedExtension
 from buildkit.recipe.lock import STANDS_FOR, Lock
@@ -53,6 +53,8 @@ def stage(
     (context / "slipway_user.pth").write_text(USER)
     for package in CODE:
         shutil.copytree(matrix.root / package, context / "app" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (context / "app" / "images").mkdir()
+    shutil.copy2(matrix.root / CHIPS, context / "app" / CHIPS)
     stage_aliases(matrix.images / "aliases", context)
     stage_names(context / "app", variant, lock)
     for folder in ("app", "workspace"):

@@ -29,6 +29,7 @@ TOOLKIT_PART = re.compile(r"nvidia-(cuda-.+|nvvm|nvjitlink|nvtx|nvfatbin|nvptxco
 COMPILER = {"nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-nvvm"}  # what compiling needs
 SYSTEM = 2**20  # bytes of an empty virtual environment
 CODE = ("entrypoints", "trainer")
+CHIPS = "images/chips.toml"  # which both read
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,10 @@ def plan_layers(
 def code_content(root: Path) -> tuple[int, str]:
     """Size in bytes and digest of the code that goes into the image."""
     folders = [*(root / package for package in CODE), root / "images" / "aliases"]
-    found = [(path, folder) for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-    files = [(path, path.relative_to(folder.parent)) for path, folder in found if "__pycache__" not in path.parts]
-    contents = [path.read_bytes() for path, _ in files]
-    names = [str(name) for _, name in files]
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [*(path for path in files if "__pycache__" not in path.parts), root / CHIPS]
+    contents = [path.read_bytes() for path in files]
+    names = [str(path.relative_to(root)) for path in files]
     return sum(map(len, contents)), digest(*names, *(hashlib.sha256(content).hexdigest() for content in contents))
 
 

@@ -128,6 +128,7 @@ def test_the_build_context_holds_the_installed_code(environment: Path, tmp_path:
     for package in ("entrypoints", "trainer"):
         files = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*") if "__pycache__" not in path.parts}
         assert {str(path.relative_to(app)) for path in (app / package).rglob("*")} == files
+    assert (app / "images" / "chips.toml").is_file()
     assert json.loads((tmp_path / "context" / "image.json").read_text())["version"] == VERSION
 
 
