@@ -95,8 +95,10 @@ def has_current_lock(certificate: Certificate, matrix: Matrix) -> bool:
     return certificate.lock == f"sha256:{lock.digest}"
 
 
-def of_variant(found: list[Contributed], variant: Variant) -> list[Contributed]:
+def of_variant(certificates: list[Contributed], variant: Variant) -> list[Contributed]:
     """Those of a variant, with the current lock first, then from new to old."""
-    own = [entry for entry in found if entry.certificate and entry.certificate.identifier == variant.identifier]
-    newest = sorted(own, key=lambda entry: entry.certificate.date if entry.certificate else "", reverse=True)
+    matching = [
+        entry for entry in certificates if entry.certificate and entry.certificate.identifier == variant.identifier
+    ]
+    newest = sorted(matching, key=lambda entry: entry.certificate.date if entry.certificate else "", reverse=True)
     return sorted(newest, key=lambda entry: not entry.current)

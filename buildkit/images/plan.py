@@ -178,10 +178,10 @@ def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanChe
             requirement = Requirement(text)
             if not variant.applies(requirement) or canonicalize_name(requirement.name) in left_out:
                 continue
-            found = locked.get(canonicalize_name(requirement.name))
-            if found is None or not requirement.specifier.contains(found, prereleases=True):
+            version = locked.get(canonicalize_name(requirement.name))
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
                 broken.append(
-                    f"{wheel.name} needs {requirement.name}{requirement.specifier}, locked: {found or 'none'}"
+                    f"{wheel.name} needs {requirement.name}{requirement.specifier}, locked: {version or 'none'}"
                 )
             satisfied += 1
     return verdict("dependencies", broken, f"{satisfied} requirements of the main packages are satisfied")

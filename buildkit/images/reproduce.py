@@ -138,10 +138,10 @@ def find_difference(first: ImageContent, second: ImageContent) -> Difference | N
         return None
     left, right = json.loads(first.config), json.loads(second.config)
     layers = [config["rootfs"]["diff_ids"] for config in (left, right)]
-    for number, (one, other) in enumerate(zip(*layers, strict=False), start=1):
-        if one != other:
-            found = compare_layers(number, layer_files(first, number), layer_files(second, number))
-            return found or Difference(number, "the order of its files", one, other)
+    for number, (digest, other_digest) in enumerate(zip(*layers, strict=False), start=1):
+        if digest != other_digest:
+            difference = compare_layers(number, layer_files(first, number), layer_files(second, number))
+            return difference or Difference(number, "the order of its files", digest, other_digest)
     key = next((key for key in sorted({*left, *right}) if left.get(key) != right.get(key)), "the form of its JSON")
     return Difference(0, f"{key} in the image's configuration", str(left.get(key)), str(right.get(key)))
 

@@ -252,8 +252,8 @@ def check_sbom(image: PublishedImage, content: bytes) -> str:
         raise TrustError("the document names another lock than the image", "do not use this image")
     if image.inventory is None:
         return f"{len(listed)} packages listed, not compared with the layers"
-    found = sbom.installed_purls(image.inventory)
-    if odd := sorted(listed ^ found):
+    installed = sbom.installed_purls(image.inventory)
+    if odd := sorted(listed ^ installed):
         raise TrustError(f"{len(odd)} packages differ from those installed, first {odd[0]}", "do not use this image")
     return f"{len(listed)} packages, exactly those installed"
 

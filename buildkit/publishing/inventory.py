@@ -156,9 +156,9 @@ def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> str:
         raise InventoryError(f"a layer of the image is not a tar archive: {error}", "push the image again") from error
 
 
-def refuse_size(size: int, what: str) -> None:
+def refuse_size(size: int, purpose: str) -> None:
     if size > LIMIT:
-        raise InventoryError(f"a layer of the image needs {size} bytes for {what}", "do not use this image")
+        raise InventoryError(f"a layer of the image needs {size} bytes for {purpose}", "do not use this image")
 
 
 class LayerStream:

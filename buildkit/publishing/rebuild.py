@@ -54,8 +54,8 @@ def compare(registry: Registry, digest: str, root: Path, engine: Docker) -> str:
     with checkout(root, revision) as folder:
         matrix = load_matrix(folder)
         variant = matrix.variant(label["target"], label["variant"])
-        if label["lock"] != (found := f"sha256:{read_lock(matrix, variant).digest}"):
-            raise TrustError(f"the commit {revision[:12]} has another lock, {found[:19]}", "do not use this image")
+        if label["lock"] != (lock := f"sha256:{read_lock(matrix, variant).digest}"):
+            raise TrustError(f"the commit {revision[:12]} has another lock, {lock[:19]}", "do not use this image")
         base = image.labels.get("dev.slipway.base.provider", "auto")
         estargz = any(ESTARGZ_ANNOTATION in layer.annotations for layer in image.manifest.layers)
         published = RegistryContent(registry, image.manifest)

@@ -120,15 +120,15 @@ class Registry:
 
     def referrers(self, digest: str) -> list[Descriptor]:
         """The manifests that refer to a manifest, from the referrers API or, without one, from the fall-back tag."""
-        page, found = f"referrers/{digest}", []
+        page, entries = f"referrers/{digest}", []
         for _ in range(PAGES):
             answer = self._send("GET", page, accept=INDEX, allowed={404})
             if answer.status_code == 404:
                 return self._fallback(digest)
-            found += descriptors(read_object(answer.content), "manifests")
+            entries += descriptors(read_object(answer.content), "manifests")
             following = answer.links.get("next", {}).get("url")
             if not following:
-                return found
+                return entries
             page = resolve(answer.url, following, self.reference.host)
         raise RegistryError(f"{self.reference.host} lists more than {PAGES} pages of referrers of {digest}", MALFORMED)
 

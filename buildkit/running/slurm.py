@@ -159,11 +159,11 @@ def pyxis_words(request: RunRequest) -> list[str]:
 
     Source: args.c of https://github.com/NVIDIA/pyxis.
     """
-    found = [f"--container-image={enroot_uri(request.image)}", "--no-container-mount-home", "--no-container-entrypoint"]
+    words = [f"--container-image={enroot_uri(request.image)}", "--no-container-mount-home", "--no-container-entrypoint"]
     if request.volumes:
         mounts = ",".join(volume.replace(",", "+") for volume in request.volumes)  # a comma separates mounts
-        found.append(f"--container-mounts={mounts}")
-    return found
+        words.append(f"--container-mounts={mounts}")
+    return words
 
 
 def enroot_uri(image: str) -> str:

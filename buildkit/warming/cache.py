@@ -70,8 +70,8 @@ def refuse_other_lock(cache: WarmCache, lock: str) -> None:
 def refuse_other_machine(cache: WarmCache, here: Key) -> None:
     """Raises `WarmCacheError` if this machine has other GPUs or another driver than the one that compiled it."""
     if not set(here.devices) <= set(cache.key.devices):
-        made, found = (" and ".join(devices) or "CPU" for devices in (cache.key.devices, here.devices))
-        raise WarmCacheError(f"the warm cache was compiled on {made}, and this machine has {found}", HINT)
+        made, present = (" and ".join(devices) or "CPU" for devices in (cache.key.devices, here.devices))
+        raise WarmCacheError(f"the warm cache was compiled on {made}, and this machine has {present}", HINT)
     if here.driver != cache.key.driver:
         raise WarmCacheError(
             f"the warm cache was compiled with driver {cache.key.driver or 'none'}, "

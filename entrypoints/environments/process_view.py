@@ -60,7 +60,7 @@ class ProcessView:
     def addresses(self) -> frozenset[str]:
         """This node's own addresses, without loopback."""
         text = "\n".join(self.lines("/proc/net/fib_trie") or ())
-        ipv4 = (found for found in _LOCAL_ADDRESS.findall(text) if not found.startswith("127."))
+        ipv4 = (address for address in _LOCAL_ADDRESS.findall(text) if not address.startswith("127."))
         ipv6 = (line.split()[0] for line in self.lines("/proc/net/if_inet6") or ())
         return frozenset((*ipv4, *(str(ipaddress.IPv6Address(int(digits, 16))) for digits in ipv6))) - {"::1"}
 

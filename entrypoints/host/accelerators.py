@@ -95,8 +95,8 @@ class Accelerator:
 
 def find_gpus(tree: Tree) -> tuple[Gpu, ...]:
     """All GPUs that any driver reports, ordered by address."""
-    found = [gpu for accelerator in ACCELERATORS for gpu in accelerator.find(tree)]
-    return tuple(sorted(found, key=lambda gpu: gpu.address))
+    gpus = [gpu for accelerator in ACCELERATORS for gpu in accelerator.find(tree)]
+    return tuple(sorted(gpus, key=lambda gpu: gpu.address))
 
 
 def architectures(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
@@ -144,14 +144,14 @@ def hidden_devices(variables: Mapping[str, str]) -> dict[str, int]:
     return {name: len(visible_devices(variables[name])) for name in names if name in variables}
 
 
-def foreign_settings(found: tuple[str, ...]) -> tuple[str, ...]:
+def foreign_settings(vendors: tuple[str, ...]) -> tuple[str, ...]:
     """Prefixes of variables that only accelerators without a GPU here read. `found` are the architectures here."""
-    absent = [row for row in ACCELERATORS if not any(name.startswith(row.architecture_prefix) for name in found)]
+    absent = [row for row in ACCELERATORS if not any(name.startswith(row.architecture_prefix) for name in vendors)]
     return tuple(prefix for row in absent for prefix in row.own_settings)
 
 
 def _find_nvidia(tree: Tree) -> list[Gpu]:
-    found = []
+    gpus = []
     for address in tree.names(_NVIDIA):
         information = tree.text(f"{_NVIDIA}/{address}/information") or ""
         model = next(
@@ -161,8 +161,8 @@ def _find_nvidia(tree: Tree) -> list[Gpu]:
             (arch for arch, names in _NVIDIA_MODELS if any(_is_model(model, name) for name in names)), None
         )
         path = tree.pci_path(f"{_PCI}/{address}")
-        found.append(Gpu(address=address, architecture=architecture, model=model or "unknown", pci_path=path))
-    return found
+        gpus.append(Gpu(address=address, architecture=architecture, model=model or "unknown", pci_path=path))
+    return gpus
 
 
 def _is_model(model: str, name: str) -> bool:
@@ -176,7 +176,7 @@ def _is_model(model: str, name: str) -> bool:
 
 
 def _find_amd(tree: Tree) -> list[Gpu]:
-    found = []
+    gpus = []
     for node in tree.names(_AMD):
         if (tree.text(f"{_AMD}/{node}/gpu_id") or "0") == "0":
             continue  # a CPU
@@ -186,8 +186,8 @@ def _find_amd(tree: Tree) -> list[Gpu]:
         address = f"{domain:04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7:x}"
         architecture = _gfx(int(properties.get("gfx_target_version", 0)))
         path = tree.pci_path(f"{_PCI}/{address}")
-        found.append(Gpu(address=address, architecture=architecture, model=architecture or "unknown", pci_path=path))
-    return found
+        gpus.append(Gpu(address=address, architecture=architecture, model=architecture or "unknown", pci_path=path))
+    return gpus
 
 
 def _gfx(target: int) -> str | None:

@@ -53,7 +53,9 @@ def say_hello(node: Node) -> Message:
         "cpus": available_cpus() if (cpus := _named(node, "cpus")) is None else cpus,
         "gpus": usable_gpus(_named(node, "gpus"), node.host.target, node.environment, Tree()),
         "fabric": node.host.fabric.summary(),
-        "unfit": [{name: shortened(text, _LONGEST_FINDING) for name, text in found.items()} for found in node.unfit],
+        "unfit": [
+            {name: shortened(text, _LONGEST_FINDING) for name, text in finding.items()} for finding in node.unfit
+        ],
         "clock": time.time(),
         "job_id": node.allocation.job_id,
         "node_count": node.allocation.node_count,
@@ -70,9 +72,9 @@ def check_form(hello: Message) -> None:
     """Raise MalformedError unless all values that a job reads from a hello are of the right type."""
     for name, kinds in _FORM.items():
         field(hello, name, *kinds)
-    for found in hello["unfit"]:
-        if not isinstance(found, dict) or any(not isinstance(found.get(name), str) for name in _OF_A_FINDING):
-            raise MalformedError(f"unfit holds {shortened(repr(found), 100)}")
+    for finding in hello["unfit"]:
+        if not isinstance(finding, dict) or any(not isinstance(finding.get(name), str) for name in _OF_A_FINDING):
+            raise MalformedError(f"unfit holds {shortened(repr(finding), 100)}")
 
 
 def objection(ours: Message, theirs: Message) -> str | None:
@@ -109,13 +111,13 @@ def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, s
     return min([count_gpus(tree), *hidden_devices(variables).values()])
 
 
-def missing_gpus(announced: Mapping[str, int], found: Mapping[str, int]) -> str:
+def missing_gpus(announced: Mapping[str, int], registered: Mapping[str, int]) -> str:
     """A sentence about the GPUs that hosts announced and Ray did not find; empty if it found all."""
-    if sum(found.values()) >= sum(announced.values()):
+    if sum(registered.values()) >= sum(announced.values()):
         return ""
-    fewer = {host: count for host, count in announced.items() if found.get(host, count) < count}
+    fewer = {host: count for host, count in announced.items() if registered.get(host, count) < count}
     if not fewer:  # Ray calls the hosts by other names
-        return f"Ray found {sum(found.values())} of {sum(announced.values())} GPUs"
+        return f"Ray found {sum(registered.values())} of {sum(announced.values())} GPUs"
     return "Ray found " + ", ".join(
-        limited([f"{found[host]} of {count} GPUs on {host}" for host, count in fewer.items()])
+        limited([f"{registered[host]} of {count} GPUs on {host}" for host, count in fewer.items()])
     )

@@ -108,9 +108,9 @@ class Meeting:
         others = (allocation.hosts or ())[1 : 1 + _ASKED]
         if allocation.head is None:
             return []
-        found = await addresses_for_peers(allocation.heads, others, self._node.control_port, self._dns_patience)
-        log.debug("the control port is open at %s", ", ".join(found) or "all addresses")
-        return found
+        reachable = await addresses_for_peers(allocation.heads, others, self._node.control_port, self._dns_patience)
+        log.debug("the control port is open at %s", ", ".join(reachable) or "all addresses")
+        return reachable
 
     @property
     def _dns_patience(self) -> float:
@@ -256,7 +256,7 @@ class Meeting:
         """The objection to an unfit node that the job can do without. Any other one stops the job later."""
         if not hello["unfit"] or not (self._complete.is_set() or self._node.options.spares):
             return None
-        return "it is not fit: " + "; ".join(f"{found['check']}: {found['message']}" for found in hello["unfit"])
+        return "it is not fit: " + "; ".join(f"{finding['check']}: {finding['message']}" for finding in hello["unfit"])
 
     async def _keep(self, peer: Peer) -> None:
         """Listen to a peer until its channel is lost. Once all nodes have met, that is the loss of a node."""
@@ -299,8 +299,8 @@ class Meeting:
         """
         port = self._node.control_port
         answers = await resolve_within(self._dns_patience, heads, port)
-        addresses = [address for found in answers.values() if isinstance(found, list) for address in found]
-        if any(isinstance(found, OSError) for found in answers.values()):
+        addresses = [address for answer in answers.values() if isinstance(answer, list) for address in answer]
+        if any(isinstance(answer, OSError) for answer in answers.values()):
             return  # the others may know the name
         if any(map(is_own, addresses)):
             return

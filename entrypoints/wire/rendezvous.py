@@ -87,8 +87,8 @@ def own_addresses() -> list[str]:
     first, _ = guess_interface(Tree())
     names = [first] if first else []
     names += [name for _, name in socket.if_nameindex() if name not in (first, "lo")]
-    found = [address for name in names if (address := address_of(name))]
-    return list(dict.fromkeys(found)) or ["127.0.0.1"]
+    addresses = [address for name in names if (address := address_of(name))]
+    return list(dict.fromkeys(addresses)) or ["127.0.0.1"]
 
 
 def _make_private(directory: Path) -> None:
@@ -144,9 +144,9 @@ def find(directory: Path, job_id: str, port: int, deadline: float, doubts: Calla
             log.info("the note's head has not proved itself: %s", reason)
         doubt = reason or doubt
         if time.monotonic() > give_up:
-            what = f"the head of the note {path} did not prove itself" if doubt else f"the head left no note {path}"
+            state = f"the head of the note {path} did not prove itself" if doubt else f"the head left no note {path}"
             raise PeersMissingError(
-                f"{what} within {deadline:g} s{doubt and f': {doubt}'}",
+                f"{state} within {deadline:g} s{doubt and f': {doubt}'}",
                 f"check that the head started with the same {JOB_DIR}",
             )
         time.sleep(_LOOK_AGAIN)
