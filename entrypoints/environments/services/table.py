@@ -209,6 +209,21 @@ class Snowflake(Service):
     source = "https://docs.snowflake.com/developer-guide/snowflake-ml/ml-jobs/overview"
 
 
+class Kubeflow(Service):
+    """A TrainJob: torchrun's variables in the pods of a JobSet."""
+
+    name = "kubeflow"
+    precedence = 530
+    title = "Kubeflow Trainer v2"
+    count, rank, head = ("PET_NNODES",), ("PET_NODE_RANK",), ("PET_MASTER_ADDR",)
+    marks = ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
+    reads = (*count, *rank, *head)
+    hint = "the trainer's torch runtime sets these variables: see `kubectl describe trainjob`"
+    caveats = "PET_NPROC_PER_NODE is for torchrun only."
+    start = "spec.trainer.command: LAUNCH"
+    source = "https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/"
+
+
 class JaxJob(Service):
     name = "jax_job"
     precedence = 524
