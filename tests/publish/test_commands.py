@@ -75,13 +75,13 @@ def test_verify_prints_the_digest_to_use(released: tuple[Registry, Tags], own_se
     place = ["--registry-ca", str(own_server.ca), "--key", str(keys / "cosign.pub")]
     done = buildkit("verify", "--published", str(reference), *place)
     assert done.returncode == 0, done.stderr
-    found = registry.manifest(tags.version)
-    assert found
-    assert done.stdout.strip() == str(reference.at(found.descriptor.digest))
+    manifest = registry.manifest(tags.version)
+    assert manifest
+    assert done.stdout.strip() == str(reference.at(manifest.descriptor.digest))
 
     report = json.loads(buildkit("verify", "--published", str(reference), *place, "--json").stdout)
     assert report["passed"]
-    assert report["digest"] == found.descriptor.digest
+    assert report["digest"] == manifest.descriptor.digest
 
 
 def test_verify_exits_with_23_when_nothing_was_judged(

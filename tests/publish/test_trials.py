@@ -90,9 +90,9 @@ def test_a_run_in_which_the_engines_follow_the_actor_passes() -> None:
     ],
 )
 def test_a_run_fails_the_part_that_it_contradicts(change: dict[str, float], part: str, words: str) -> None:
-    found = trained(**change)
-    assert words in found[part].reason
-    assert [name for name, other in found.items() if other.result == "failed"] == [part]
+    parts = trained(**change)
+    assert words in parts[part].reason
+    assert [name for name, other in parts.items() if other.result == "failed"] == [part]
 
 
 def test_engines_that_stayed_on_the_gpu_fail() -> None:

@@ -101,9 +101,9 @@ def test_an_unknown_engine_is_a_usage_error() -> None:
 
 def test_an_image_has_digest_and_size_with_a_fake_docker(programs: Path) -> None:
     docker(programs)
-    found = Docker().find("a:1")
-    assert found is not None
-    assert (found.id, found.size, found.labels) == ("sha256:ab", 12, {"dev.slipway.target": "cpu"})
+    image = Docker().find("a:1")
+    assert image is not None
+    assert (image.id, image.size, image.labels) == ("sha256:ab", 12, {"dev.slipway.target": "cpu"})
 
 
 @pytest.mark.parametrize(

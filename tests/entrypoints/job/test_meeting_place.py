@@ -105,8 +105,8 @@ def test_a_home_on_the_network_serves_a_schedulers_job_as_meeting_place(
     place.mkdir(parents=True)
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "mountinfo").write_text(MOUNTS.format(home=tmp_path / "home", kind=kind))
-    found = shared_home({**variables, "HOME": str(place)}, Tree(tmp_path))
-    assert found == (place / ".slipway" if serves else None)
+    folder = shared_home({**variables, "HOME": str(place)}, Tree(tmp_path))
+    assert folder == (place / ".slipway" if serves else None)
 
 
 def test_the_folder_in_a_shared_home_is_private(tmp_path: Path) -> None:
