@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 def command(function: Callable[[Any], None]) -> Callable[..., None]:
     """A typer command of a function that takes one dataclass.
 
-    Each field, annotated as typer wants a parameter, is one; a field that is a dataclass stands for the fields of it.
+    Each field, annotated for typer, becomes a parameter; a field that is a dataclass contributes its own fields.
     """
     (kind,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
 

@@ -1,4 +1,4 @@
-"""Reads the configuration files of pip and uv, as far as they say where packages come from.
+"""Reads from the configuration files of pip and uv where packages come from.
 
 Sources: https://pip.pypa.io/en/stable/topics/configuration/ and https://docs.astral.sh/uv/concepts/configuration-files/.
 """

@@ -126,7 +126,7 @@ def sign_image(request: ReleaseRequest, engine: Docker, revision: str) -> Signed
 
 
 def committed_revision(root: Path) -> str:
-    """The commit of the checkout, which is its only source. Empty for an installed package that knows none.
+    """The commit of the checkout, which is its only source. Empty for an installed package without one.
 
     Raises `PublishError` for uncommitted changes, and where git cannot read the commit.
     """

@@ -295,7 +295,7 @@ def read_target(name: str, table: dict[str, Any], shared: Shared, path: Path, us
     where = f"targets.{name}"
     if name not in ACCELERATORS:
         raise MatrixError(
-            f"{path}: {where}: buildkit knows no accelerator `{name}`",
+            f"{path}: {where}: unknown accelerator `{name}`",
             f"add a row to buildkit/host/accelerators.py; known: {', '.join(ACCELERATORS)}",
         )
     tables = table_of(table, "variants", path, where)

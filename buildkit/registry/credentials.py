@@ -107,7 +107,7 @@ def authorize(
         session.auth = Bearer(fetch_token(session, challenge, credentials, reference))
     else:
         raise UnreachableError(
-            f"{reference.host} wants a password, and docker's configuration has none",
+            f"{reference.host} requires a password, and docker's configuration has none",
             f"run `docker login {reference.host}`",
         )
 

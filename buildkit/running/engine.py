@@ -1,4 +1,4 @@
-"""The container engines: one small class around each command line. Other modules do not know which engine they use.
+"""The container engines: one small class around each command line. Other modules work with any of them.
 
 Docker builds with BuildKit, through buildx or the client's integrated BuildKit. Podman builds with Buildah and needs
 neither a daemon nor root. Their command lines are the same nearly everywhere.

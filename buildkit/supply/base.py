@@ -298,7 +298,7 @@ def mmdebstrap_command(variant: Variant) -> list[str]:
 def run_mmdebstrap(
     variant: Variant, folder: Path, wanted: tuple[Deb, ...], epoch: int, sources: tuple[str, ...] = ()
 ) -> Bootstrapped:
-    """A root file system in a new `folder`, with the `wanted` versions as far as they can be had.
+    """A root file system in a new `folder`, with the `wanted` versions where the mirror has them.
 
     `sources` replace the host's mirror. Raises `BaseError` when mmdebstrap fails.
     """

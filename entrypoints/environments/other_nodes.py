@@ -1,4 +1,4 @@
-"""Signs that a process which no environment understood has other nodes beside it.
+"""Evidence of a multi-node job under an unknown scheduler.
 
 A lone node has none of these variables and files. Counts of what runs on one node (`…_PER_NODE`, `LOCAL_…`) and of CPUs
 are no sign, nor are the lists of servers that a program may use (`KAFKA_HOSTS`).
@@ -104,13 +104,13 @@ def signs(view: ProcessView) -> Iterator[Sign]:
         if not number.is_index and number.value > 1 and _counts_nodes(view, number):
             value = ours[number.name]
             yield Sign(
-                f"{number.name} is {value!r}, so there are other nodes, but nothing that `launch` knows names them"
+                f"{number.name} is {value!r}, so there are other nodes, but no variable that `launch` reads names them"
             )
     for index, count in itertools.product(numbers, numbers):
         if index.is_index and not count.is_index and _belong_together(index, count):
             yield Sign(
-                f"{index.name} is {index.value} of {count.name} {count.value}, so there are other nodes, but nothing "
-                "that `launch` knows names them"
+                f"{index.name} is {index.value} of {count.name} {count.value}, so there are other nodes, but no "
+                "variable that `launch` reads names them"
             )
     for name, value in ours.items():
         if (hosts := _hosts(view, name, value)) and len(hosts) > 1:

@@ -46,7 +46,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """What `launch` needs to know of one kind of accelerator. Paths are relative to the host's root."""
+    """The facts of one kind of accelerator. Paths are relative to the host's root."""
 
     target: str
     """The image's target, as in its manifest."""

@@ -38,7 +38,7 @@ def child_environment(variables: Mapping[str, str], settings: Sequence[Setting] 
 
 
 def for_any_user(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with writable places, and a home and user name for a user whom /etc/passwd does not know.
+    """The environment with writable places, and a home and user name for a user without an entry in /etc/passwd.
 
     Raises UsageError if no cache directory can be written.
     """

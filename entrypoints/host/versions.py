@@ -23,7 +23,7 @@ def installed(distribution: str) -> str | None:
 def slipway_version(manifest: Mapping[str, Any]) -> str | None:
     """The version in the image's manifest, else the installed distribution's; None if neither exists.
 
-    Images copy the code without distribution metadata, so only the manifest knows their version.
+    Images copy the code without distribution metadata, so only the manifest has their version.
     """
     version = manifest.get("version") or installed(DISTRIBUTION)
     return None if version is None else str(version)

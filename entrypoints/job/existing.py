@@ -1,4 +1,4 @@
-"""Whether the Ray cluster that the user wants to use exists: an address alone proves nothing."""
+"""Checks that the Ray cluster at RAY_ADDRESS exists."""
 
 import asyncio
 import contextlib

@@ -78,7 +78,7 @@ def check_form(hello: Message) -> None:
 
 
 def objection(ours: Message, theirs: Message) -> str | None:
-    """Why the head refuses a node, or None. `theirs` has the right form, from a node that knows the token."""
+    """Why the head refuses a node, or None. `theirs` has the right form, from a node that holds the token."""
     for name, label in _MUST_AGREE.items():
         if ours.get(name) != theirs.get(name):
             there, here = ("none" if value is None else value for value in (theirs.get(name), ours.get(name)))
@@ -91,7 +91,7 @@ def objection(ours: Message, theirs: Message) -> str | None:
 
 
 def unverified(ours: Message, theirs: Message) -> str:
-    """A warning if neither side knows Slipway's version, so that equality proves nothing; else empty."""
+    """A warning if neither side has a version to compare; else empty."""
     if ours["slipway"] is None and theirs.get("slipway") is None:
         return "Slipway's version is unknown on both nodes, so a difference would go unnoticed"
     return ""

@@ -21,7 +21,7 @@ from entrypoints.wire.network import LOOPBACK, addresses_for_peers, is_own, reso
 _LINGER = 20.0
 """Seconds that the head waits, after the command has ended, for tasks that have not connected yet."""
 _GOODBYE = 1.0
-"""Seconds in which the others must hang up once they know how the job ended."""
+"""Seconds in which the others must disconnect once they have the job's result."""
 _LATE = 2 * HEARTBEAT
 """Seconds without a message after which a node may be lost."""
 _OWN_PORT = "a --control-port of its own, equal on all of its nodes"
@@ -77,7 +77,7 @@ class Meeting:
         self._hello = hello
         """The head's own hello, with which the others must agree."""
         self._members: dict[Channel, asyncio.Task[None]] = {}
-        """Channels that hear how the job ended (peers and further tasks of any node), each with its listening task."""
+        """Channels that get the job's result (peers and further tasks of any node), each with its listening task."""
         self._absences = Absences(node.allocation, node.control_port)
         self._complete = asyncio.Event()
         self.loss = asyncio.Event()

@@ -60,7 +60,7 @@ class Node:
     """A Ray actor that measures the devices of its node."""
 
     def health(self) -> list[str]:
-        """The problems that the driver knows of. Asked first, while no process of this job uses the GPUs."""
+        """The problems that the driver reports. Asked first, while no process of this job uses the GPUs."""
         try:
             import pynvml
         except ImportError:  # AMD's images lack it
@@ -154,7 +154,7 @@ Actor = ray.remote(num_cpus=0)(Node)
 
 @dataclass(frozen=True)
 class Measurement:
-    """The devices of all nodes, and by host the problems that the driver knows of."""
+    """The devices of all nodes, and by host the problems that the driver reports."""
 
     devices: list[DeviceSpeed]
     health: dict[str, list[str]]
@@ -223,7 +223,7 @@ def lines(speeds: Sequence[DeviceSpeed]) -> list[str]:
 
 
 def document(measurement: Measurement) -> dict[str, Any]:
-    """For JSON: the devices, their data sheets by name, what is slow, and what the driver knows, by host."""
+    """For JSON: the devices, their data sheets by name, what is slow, and what the driver reports, by host."""
     devices = [asdict(speed) for speed in measurement.devices]
     sheets = {
         name: asdict(chip) for name in sorted({speed.name for speed in measurement.devices}) if (chip := chip_of(name))

@@ -37,7 +37,7 @@ class ChannelLostError(Exception):
 
 
 class MalformedError(ChannelLostError):
-    """The other side, which knows the token, sent a message of the wrong form."""
+    """The other side, which holds the token, sent a message of the wrong form."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"it sent a message of the wrong form: {problem}")

@@ -2,7 +2,7 @@
 
 It is used if the user gave no token, or if no scheduler names the head. Only the user can read the note (0600); it
 appears atomically and is removed when the job ends. A killed head leaves its note behind, so a note counts only once a
-head at its addresses has proved that it knows the token. Without a job id (a bare mpiexec) the directory must serve
+head at its addresses has proved that it holds the token. Without a job id (a bare mpiexec) the directory must serve
 this job alone.
 """
 
@@ -153,7 +153,7 @@ def find(directory: Path, job_id: str, port: int, deadline: float, doubts: Calla
 
 
 async def _doubts(note: HeadNote, port: int, rank: int, hostname: str) -> str:
-    """Why no living head stands behind a note; empty if one has proved that it knows the token."""
+    """Why no living head stands behind a note; empty if one has proved that it holds the token."""
     try:
         channel = await reach_head(note.heads, port, note.token, rank=rank, hostname=hostname, within=_PATIENCE)
     except UnreachableError as error:

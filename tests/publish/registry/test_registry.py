@@ -62,7 +62,7 @@ def test_wrong_password_is_named(shared_server: Server) -> None:
 
 def test_no_password_is_named(shared_server: Server) -> None:
     reference = connect(shared_server, "test/anonymous").reference
-    with pytest.raises(RegistryError, match="wants a password"):
+    with pytest.raises(RegistryError, match="requires a password"):
         Registry(reference, Credentials(), shared_server.ca).check_access()
 
 
