@@ -121,7 +121,7 @@ class Channel:
                 raise ChannelLostError("it sent an overlong message")
             mac, text = await self._reader.readexactly(_MAC), await self._reader.readexactly(length)
         if not hmac.compare_digest(mac, _mac(self._receive_key, self._received, text)):
-            raise ChannelLostError("somebody altered or replayed a message")
+            raise ChannelLostError("message authentication failed")
         self._received += 1
         self._heard = time.monotonic()
         try:
