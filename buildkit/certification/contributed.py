@@ -29,7 +29,7 @@ class Contributed:
 
     @property
     def summary(self) -> str:
-        """What `buildkit targets` shows of a certificate that counts."""
+        """The status that `buildkit targets` shows for a certificate that counts."""
         if self.certificate is None:
             return ""
         lock = "" if self.current else " with an older lock"

@@ -1,4 +1,4 @@
-"""What the measurements of an image show: the parts of a certificate."""
+"""Turns measurements of an image into the parts of a certificate."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -45,7 +45,7 @@ class CertifyArguments:
     pytest_arguments: PytestArguments = field(default_factory=list)
 
     def check(self) -> Signer | None:
-        """Who signs. Raises an error for what would only fail after a quarter of an hour."""
+        """The signer. Raises errors that would otherwise come after the trials."""
         if bool(self.key) == self.unsigned:
             raise UsageError(
                 "a key and --unsigned exclude each other" if self.key else "no signing method",

@@ -137,7 +137,7 @@ def emit_each(documents: list[dict[str, Any]]) -> None:
 
 
 def describe(request: ReleaseRequest) -> dict[str, Any]:
-    """What `publish` would do. The digest in the tags is that of the image, which exists only once it is built."""
+    """The plan of `--dry-run`. The digest in the tags is that of the image, which exists only after its build."""
     tags = tags_for(request, "IMAGE")
     return {
         "target": request.variant.target,

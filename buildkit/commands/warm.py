@@ -61,7 +61,7 @@ class WarmArguments:
     project: Project = None
 
     def check(self) -> Registry | None:
-        """Where the cache is pushed. Raises an error for what would only fail after the run."""
+        """The registry to push to. Raises errors that would otherwise come after the run."""
         if self.output and not self.output.parent.is_dir():
             raise UsageError(
                 f"--output {self.output}: there is no folder {self.output.parent}", "create it, or name another file"

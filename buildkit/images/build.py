@@ -200,7 +200,7 @@ def prepared(
 
 
 def added_changes(engine: ContainerEngine, request: BuildRequest, lock: Lock) -> tuple[PackageChange, ...]:
-    """How the packages that a build adds to a public image differ from the locked ones."""
+    """Differences between the packages that a build adds to a public image and the locked ones."""
     before, after = (installed_versions(engine, request, name) for name in ("vendor", "base"))
     locked = {deb.name: deb.version for deb in lock.debs}
     added = {name: version for name, version in after.items() if before.get(name) != version}

@@ -69,7 +69,7 @@ def stage(
 
 
 def stage_installer(context: Path, matrix: Matrix, variant: Variant) -> None:
-    """What installs wheels, and what it leaves out or does not compile."""
+    """Stages the installer of wheels, and its lists of files to omit or not to compile."""
     (context / "tools").mkdir(parents=True, exist_ok=True)
     link(Path(find_uv_bin()), context / "tools" / "uv")
     shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")

@@ -95,7 +95,7 @@ class Inventory:
 
     @property
     def base_changes(self) -> tuple[str, ...]:
-        """How the image's Debian packages differ from its lock, in words. Raises `InventoryError`."""
+        """Differences between the image's Debian packages and its lock, as text. Raises `InventoryError`."""
         try:
             changes = self.manifest.get("base", {}).get("changes", [])
             return tuple(str(PackageChange(**change)) for change in changes)

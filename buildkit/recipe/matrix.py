@@ -353,7 +353,7 @@ def read_variant(
 def read_left_out(
     shared: dict[str, dict[str, str]], entry: dict[str, Any], path: Path, place: str
 ) -> dict[str, dict[str, str]]:
-    """What a variant leaves out: what it shares with others, without what its `keep` names, and its own.
+    """Files and wheels that a variant omits: the shared ones, except those in its `keep`, and its own.
 
     Raises `MatrixError` when `keep` names what nothing leaves out.
     """

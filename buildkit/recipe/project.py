@@ -91,7 +91,7 @@ def recorded_source() -> dict[str, str]:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git says on stdout; empty when the project is not a git checkout, or git cannot read it."""
+    """git's stdout; empty when the project is not a git checkout, or git cannot read it."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

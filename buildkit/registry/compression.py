@@ -1,4 +1,4 @@
-"""How the tar of a layer is compressed: zstd (RFC 8878) or gzip.
+"""Compression of a layer's tar: zstd (RFC 8878) or gzip.
 
 https://github.com/opencontainers/image-spec/blob/main/layer.md.
 """
@@ -19,7 +19,7 @@ from buildkit.registry.content import Descriptor
 LEVEL = 9  # of zstd: smaller than gzip's default, and written faster
 WINDOW = 2**27  # bytes that a zstd frame may ask its reader to hold
 ERRORS = (OSError, EOFError, zlib.error, zstandard.ZstdError)
-"""What reading a damaged layer raises."""
+"""Exceptions from reading a damaged layer."""
 
 
 class Compressor(Protocol):

@@ -151,7 +151,7 @@ def refuse_plain(reference: Reference, url: str) -> None:
 
 
 def authorities_file(owner: object, certificates: str) -> str | bool:
-    """What `requests` takes: a file, here one that lives as long as its owner; True for its own authorities."""
+    """`verify` of requests: a file that lives as long as its owner, or True for the default authorities."""
     if not certificates:
         return True
     descriptor, name = tempfile.mkstemp(prefix="slipway-ca-", suffix=".pem")

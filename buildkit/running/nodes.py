@@ -56,7 +56,7 @@ def run_nodes(
 
 
 def ending(status: int, limit: int) -> str:
-    """How a job with this status ended, after "the run"."""
+    """The end of a job with this status, as a clause after "the run"."""
     return f"did not end within {limit} s" if status == TIMED_OUT else f"ended with status {status}"
 
 

@@ -79,7 +79,7 @@ def read_wheels(
     machine: str,
     read: Callable[[Pin, OfferedFile, zipfile.ZipFile], Result],
 ) -> list[Result]:
-    """What `read` returns for each pin and its wheel. Raises `LockError` when a wheel cannot be found or read."""
+    """The results of `read` for each pin and its wheel. Raises `LockError` when a wheel cannot be found or read."""
     tags = {tag: rank for rank, tag in enumerate(platform_tags(base.python, base.glibc, machine))}
     with requests.Session() as session, ThreadPoolExecutor(8) as pool:
         session.verify = str(host.ca_bundle) if host.ca_bundle else True

@@ -17,7 +17,7 @@ from buildkit.host.machine import Machine
 SCHEMA = 1
 MANIFEST = "warm.json"
 PLACE = "/opt/slipway/warm"
-"""Where `launch` looks for it in a container."""
+"""Its folder in a container, which `launch` reads."""
 SHORT = 12  # characters of a digest in a name
 
 

@@ -169,7 +169,7 @@ def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
 
 
 def _how_to_place(hosts: Sequence[str], source: str) -> str:
-    """How the user tells this node's rank in a list. With a rank alone nothing would tell the other nodes."""
+    """The hint for this node's rank in a list. A rank alone would not name the other nodes."""
     ranks = f"0 to {len(hosts) - 1}"
     if source.startswith("SLIPWAY_"):
         return f"set its rank with --node-rank or SLIPWAY_NODE_RANK ({ranks})"

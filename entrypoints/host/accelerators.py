@@ -52,7 +52,7 @@ class Accelerator:
     """The image's target, as in its manifest."""
     vendor: str
     architecture_prefix: str
-    """How its architectures begin: `sm_`."""
+    """The prefix of its architectures: `sm_`."""
     find: Callable[[Tree], list[Gpu]]
     """The GPUs that the driver reports."""
     shared_devices: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Accelerator:
     """A path that exists if the driver is loaded."""
     driver_version_file: str
     driver_fix: str
-    """How to get the driver."""
+    """The hint to install the driver."""
     component: str
     """The user-space stack that depends on the driver, as environment tables call it: `cuda`, `rocm`."""
     minimum_drivers: tuple[tuple[int, tuple[int, ...]], ...]
@@ -82,7 +82,7 @@ class Accelerator:
     packages: Mapping[str, tuple[str, ...]]
     """The distributions whose version is a component's, the preferred one first."""
     torch_tag: str
-    """What precedes the component's version in torch's local version: `cu` in `2.11.0+cu130`."""
+    """The prefix of the component's version in torch's local version: `cu` in `2.11.0+cu130`."""
     version_file: str | None = None
     """A file of the image or host that holds the component's version."""
     own_settings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a chip should reach, from the table `images/chips.toml`, which describes the fields."""
+"""Data sheets of chips, from the table `images/chips.toml`, which describes the fields."""
 
 import tomllib
 from dataclasses import dataclass

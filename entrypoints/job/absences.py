@@ -26,12 +26,12 @@ class Absences:
         self._causes: dict[int, str] = {}
         """The reason why each missing rank is missing, from nodes that hold the token."""
         self._claims: dict[int, str] = {}
-        """What strangers said about missing ranks."""
+        """Claims of strangers about missing ranks."""
         self._refused: dict[str, None] = {}
         """Refusals for ranks that are not missing; an ordered set."""
         self._logged: set[str] = set()
         self._answers: dict[str, list[str] | OSError] = {}
-        """What the name server said of each host."""
+        """The name server's answer for each host."""
 
     def joined(self, rank: int) -> None:
         """Forget why this rank was missing."""

@@ -252,7 +252,7 @@ async def _status_of(process: Process) -> int:
 
 
 def _death(number: int) -> str:
-    """What to say of a command that this signal killed."""
+    """The message for a command that this signal killed."""
     known = number in set(signal.Signals)  # not every real-time signal has a name
     said = f"{signal.Signals(number).name if known else f'signal {number}'} killed the command"
     if number == signal.SIGKILL:

@@ -77,7 +77,7 @@ def check_form(hello: Message) -> None:
             raise MalformedError(f"unfit holds {shortened(repr(finding), 100)}")
 
 
-def objection(ours: Message, theirs: Message) -> str | None:
+def reason_to_refuse(ours: Message, theirs: Message) -> str | None:
     """Why the head refuses a node, or None. `theirs` has the right form, from a node that holds the token."""
     for name, label in _MUST_AGREE.items():
         if ours.get(name) != theirs.get(name):
@@ -98,12 +98,12 @@ def unverified(ours: Message, theirs: Message) -> str:
 
 
 def _named(node: Node, resource: Literal["cpus", "gpus"]) -> int | None:
-    """How many of them Ray is told to use; None if it counts them."""
+    """The user's number for Ray; None if Ray counts by itself."""
     return getattr(node.options.ray, resource) if node.options.ray else None
 
 
 def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, str], tree: Tree) -> int:
-    """How many GPUs Ray should find on this node: as many as the user named, else all; none in a cpu image."""
+    """The number of GPUs that Ray should find on this node: the user's, else all; none in a cpu image."""
     if named is not None:
         return named
     if not may_use_gpus(target):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from entrypoints.errors import DetectionError, JobEndedError, LaunchError, NodeLostError, PeersMissingError
 from entrypoints.job.absences import Absences
-from entrypoints.job.hello import check_form, objection, unverified
+from entrypoints.job.hello import check_form, reason_to_refuse, unverified
 from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import HEARTBEAT, Channel, ChannelLostError, MalformedError, Message, field
 from entrypoints.wire.listener import Listener
@@ -216,7 +216,7 @@ class Meeting:
         except MalformedError as error:
             channel.send(refused=str(error))
             raise
-        if why := objection(self._hello, hello) or self._double(hello) or self._unfit(hello):
+        if why := reason_to_refuse(self._hello, hello) or self._double(hello) or self._unfit(hello):
             channel.send(refused=why)
             self._absences.refused(hello["rank"], hello["hostname"], why, self.peers)
             return
@@ -243,7 +243,7 @@ class Meeting:
             del self._members[channel]
 
     def _double(self, hello: Message) -> str | None:
-        """The objection to a second node with the same rank; None for the first."""
+        """The reason to refuse a second node with the same rank; None for the first."""
         if hello["local_rank"] > 0:
             return None
         taken = {0: self._node.hostname} | {rank: peer.hostname for rank, peer in self.peers.items()}
@@ -253,7 +253,7 @@ class Meeting:
         return f"rank {hello['rank']} is already taken by {holder}; a second job on these nodes needs {_OWN_PORT}"
 
     def _unfit(self, hello: Message) -> str | None:
-        """The objection to an unfit node that the job can do without. Any other one stops the job later."""
+        """The reason to refuse an unfit node that the job can do without. Any other one stops the job later."""
         if not hello["unfit"] or not (self._complete.is_set() or self._node.options.spares):
             return None
         return "it is not fit: " + "; ".join(f"{finding['check']}: {finding['message']}" for finding in hello["unfit"])

@@ -192,7 +192,7 @@ def _rounded(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problems(speeds: Sequence[DeviceSpeed]) -> dict[str, list[str]]:
-    """What is slow, by host: a device far below the median of its kind, or far below its chip's data sheet."""
+    """Slow devices by host: far below the median of their kind, or far below their chip's data sheet."""
     slow: dict[str, list[str]] = {}
     for speed in speeds:
         alike = [other for other in speeds if other.name == speed.name]

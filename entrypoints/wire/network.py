@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 LOOPBACK = "127.0.0.1"
-"""Where the tasks of a single node meet."""
+"""The address at which the tasks of a single node meet."""
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -20,11 +20,11 @@ class Service(Environment):
     hosts: ClassVar[Names] = ()
     """A list of the nodes, in order of rank."""
     job: ClassVar[Names] = ()
-    """What identifies the job; by default its head does."""
+    """The job's id; by default its head."""
     marks: ClassVar[Names] = ()
     """At least one of these must be set, too: others set the variable of the count as well."""
     hint: ClassVar[str]
-    """Where a variable that is missing comes from."""
+    """The source of a variable that is missing."""
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:

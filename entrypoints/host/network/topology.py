@@ -1,4 +1,4 @@
-"""Where a node is in the cluster's network, as labels for Ray, which places actors by them."""
+"""A node's place in the cluster's network, as labels by which Ray places actors."""
 
 import ctypes
 import re
