@@ -10,13 +10,15 @@ import shutil
 import subprocess
 import tarfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from buildkit.errors import EngineError
-from buildkit.images.archive import CONFIG, ESTARGZ_ANNOTATION, estargz_archive
+from buildkit.images.archive import CONFIG, ESTARGZ_ANNOTATION, FixedLayer, estargz_archive
 from buildkit.images.build import BuildResult
+from buildkit.images.reproduce import rebuild
 from buildkit.publishing.check import find_image
 from buildkit.publishing.inventory import apply_layer
 from buildkit.publishing.publish import ReleaseRequest, archive_of
@@ -97,26 +99,34 @@ def test_two_builds_give_one_image_with_fixed_times_which_docker_pulls_and_runs(
         engine.call("rmi", name)
 
 
-def test_publish_packs_the_image_that_it_built(engine: Docker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_packs_the_image_that_it_built_and_a_rebuild_is_equal(
+    engine: Docker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project = SmallProject(tmp_path / "small")
     project.write_wheels(random_content(4096))
-    with serving(project.wheels, gateway()) as index:
-        built = project.buildkit("build", index.address, options=["--json"])
-        assert built.returncode == 0, built.stderr
-    for name, value in {"XDG_CACHE_HOME": str(project.cache), "UV_DEFAULT_INDEX": index.address}.items():
-        monkeypatch.setenv(name, value)
     try:
-        matrix = load_matrix(project.root)
-        variant = matrix.variant("cpu", project.variant)
-        nowhere = Reference("127.0.0.1:9", "slipway", secure=False)
-        request = ReleaseRequest(matrix, variant, nowhere, Signer(""), compression="estargz")
-        result = BuildResult(**{**json.loads(built.stdout), "base_changes": ()})
-        with archive_of(result, request, engine, read_lock(matrix, variant).epoch) as archive:
-            assert all(ESTARGZ_ANNOTATION in layer.blob.annotations for layer in archive.layers)
-            config = json.loads(archive.config)
-            local = engine.inspect(project.tag)
-            assert local
-            assert config["config"]["Labels"] == local["Config"]["Labels"]
-            assert len(config["rootfs"]["diff_ids"]) == len(local["RootFS"]["Layers"])
+        with serving(project.wheels, gateway()) as index:
+            built = project.buildkit("build", index.address, options=["--json"])
+            assert built.returncode == 0, built.stderr
+            for name, value in {"XDG_CACHE_HOME": str(project.cache), "UV_DEFAULT_INDEX": index.address}.items():
+                monkeypatch.setenv(name, value)
+            matrix = load_matrix(project.root)
+            variant = matrix.variant("cpu", project.variant)
+            nowhere = Reference("127.0.0.1:9", "slipway", secure=False)
+            request = ReleaseRequest(matrix, variant, nowhere, Signer(""), compression="estargz")
+            result = BuildResult(**{**json.loads(built.stdout), "base_changes": ()})
+            with archive_of(result, request, engine, read_lock(matrix, variant).epoch) as archive:
+                assert all(ESTARGZ_ANNOTATION in layer.blob.annotations for layer in archive.layers)
+                config = json.loads(archive.config)
+                local = engine.inspect(project.tag)
+                assert local
+                assert config["config"]["Labels"] == local["Config"]["Labels"]
+                assert len(config["rootfs"]["diff_ids"]) == len(local["RootFS"]["Layers"])
+                layers = (
+                    FixedLayer(layer.blob, Path(shutil.copy(layer.path, tmp_path / layer.path.name)))
+                    for layer in archive.layers
+                )
+                published = replace(archive, layers=tuple(layers))
+            assert rebuild(matrix, variant, engine, "auto", published, estargz=True) is None
     finally:
         project.remove()
