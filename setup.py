@@ -1,4 +1,4 @@
-"""Puts the data that `buildkit` reads at run time into the wheel, as `buildkit/project/`."""
+"""Puts into the wheel, as `buildkit/project/`, what goes into images, what runs in them, and the container tests."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-DATA = ("images", "tests/smoke", "tests/cluster", "pyproject.toml")
+DATA = ("images", "entrypoints", "trainer", "tests/smoke", "tests/cluster", "pyproject.toml")
 
 
 class BuildWithData(build_py):

@@ -26,7 +26,7 @@ from uv import find_uv_bin
 
 from benchmarks.results import write_section
 from buildkit.host.settings import read_host
-from buildkit.images.build import build_image, cache_folder, link, write_secrets
+from buildkit.images.build import BuildOptions, build_image, cache_folder, link, write_secrets
 from buildkit.images.plan import make_plan
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant, load_matrix
@@ -72,13 +72,13 @@ def measure(variant_name: str | None, target: str, push: bool) -> tuple[Variant,
     base = bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar
     uv_on_host = install_on_host(matrix, variant)
     forget_downloads()
-    ours = build_image(matrix, variant, engine, "bootstrap", no_cache=True, progress="plain")
+    ours = build_image(matrix, variant, engine, BuildOptions("bootstrap", no_cache=True, progress="plain"))
     by_hand = build_by_hand(variant, engine, base)
     size = engine.find(BY_HAND)
     assert size is not None
     with edited(ROOT) as copy:
         before = layers(ours.image_id)
-        again = build_image(load_matrix(copy), variant, engine, "bootstrap", progress="plain")
+        again = build_image(load_matrix(copy), variant, engine, BuildOptions("bootstrap", progress="plain"))
         new = [layer for layer in layers(again.image_id) if layer not in before]
         pushed = pushed_bytes(ours.image_id, again.image_id) if push else None
     edit = (len(new), len(before))

@@ -1,4 +1,4 @@
-"""What can go wrong on the host. Each class is one cause with its own exit code, printed once, no traceback.
+"""Errors on the host. Each class is one cause with its own exit code, printed once, without a traceback.
 
 | exit code | class | cause |
 | --- | --- | --- |

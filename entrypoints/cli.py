@@ -350,14 +350,14 @@ def _positive(text: str) -> int:
 
 def _resources(text: str) -> str:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(
-        type(amount) in (int, float) and amount >= 0 for amount in found.values()
+        value = None
+    if not isinstance(value, dict) or not all(
+        type(amount) in (int, float) and amount >= 0 for amount in value.values()
     ):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object of amounts, like {{"SLOT": 2}}')
-    if taken := sorted(_RAYS_OWN.keys() & found):
+    if taken := sorted(_RAYS_OWN.keys() & value):
         raise argparse.ArgumentTypeError(f"{taken[0]} has an option of its own: {_RAYS_OWN[taken[0]]}")
     return text
 

@@ -12,13 +12,13 @@ OF_LAUNCH = (
     *("TOKEN", "TOKEN_FILE", "JOB_DIR", "DEADLINE", "CONTROL_PORT", "MIN_NODES", "SPARES", "MAX_RESTARTS", "TLS"),
     *("DASHBOARD", "HCAS", "INTERFACE", "CACHE_DIR", "LOG_DIR", "REPORT_DIR", "NODE_COUNT", "READY_FD"),
 )
-"""What `launch` reads, and what it sets for the command."""
+"""Variables that `launch` reads or sets for the command."""
 OF_OTHERS = (
     *("REGISTRY", "REGISTRY_USER", "REGISTRY_PASSWORD", "REGISTRY_CA", "INDEX_MIRRORS", "WARM_KEY", "BUILDER"),
     *("SIGN_KEY", "SIGN_KEYLESS", "IMAGE_STORE", "DOCKER_WITHOUT_BUILDX", "ROOTLESS_USER", "REHEARSE_ON_CPU"),
     *("CI_READY", "DEMO_ID", "DEMO_SEED", "CHAOS_JOB", "TEST", "TEST_IMAGE", "TEST_TARGET", "TEST_RUN", "TEST_NOFILE"),
 )
-"""What `buildkit`, `ci` and the tests read: a job may inherit them."""
+"""Variables of `buildkit`, `ci` and the tests, which a job may inherit."""
 _LIKE = 0.6
 """The likeness of two names, from 0 to 1, above which one may be meant by the other."""
 _SERVICE_LINK = re.compile(r"SLIPWAY(?:_\w+)?_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_[A-Z]+(?:_[A-Z]+)?)")

@@ -44,7 +44,7 @@ def start_logging(node_rank: int, local_rank: int, folder: Path | None = None) -
 
 def printable(text: str) -> str:
     """The text with control characters escaped: texts of other nodes and programs must not command a terminal."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def limited(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:

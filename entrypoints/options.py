@@ -65,7 +65,7 @@ class Options:
     spares: int = 0
     """Nodes beyond the needed ones. They wait, and one takes the place of a lost node."""
     max_restarts: int = 0
-    """How often the command starts again, on a new Ray cluster, after it has failed."""
+    """The number of restarts of a failed command, each on a new Ray cluster."""
     log_directory: Path | None = None
     """Each node keeps its log and Ray's in a folder below it."""
     preflight: bool = True

@@ -119,12 +119,12 @@ class ProcessTree:
 
     def adopted(self, names: Sequence[str]) -> dict[str, Process]:
         """The orphans with these names that became children of this process, by name; watched from now on."""
-        found = {}
+        processes = {}
         for pid in _children().get(os.getpid(), []):
             name = _name(pid)
             if name in names and pid not in self._known:
-                found[name] = self._known[pid] = Process(pid)
-        return found
+                processes[name] = self._known[pid] = Process(pid)
+        return processes
 
     async def end_all(self, grace: float) -> None:
         """Send SIGTERM to all descendants, then SIGKILL after `grace` seconds until none is left."""

@@ -80,10 +80,10 @@ def try_parts(trial: Trial, *steps: tuple[str, Sequence[str], Callable[[], list[
     for number, (title, names, step) in enumerate(steps, start=1):
         log.info("certify %d/%d: %s", number, len(steps), title)
         late = trial.seconds_left < SHORTEST
-        found = [Part(name, NOT_DONE, "the time for all parts was over") for name in names] if late else step()
-        for part in found:
+        results = [Part(name, NOT_DONE, "the time for all parts was over") for name in names] if late else step()
+        for part in results:
             log.info("certify: %s: %s%s", part.name, part.result, f", {part.reason}" if part.reason else "")
-        parts += found
+        parts += results
     return tuple(parts)
 
 

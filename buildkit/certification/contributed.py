@@ -29,7 +29,7 @@ class Contributed:
 
     @property
     def summary(self) -> str:
-        """What `buildkit targets` shows of a certificate that counts."""
+        """The status that `buildkit targets` shows for a certificate that counts."""
         if self.certificate is None:
             return ""
         lock = "" if self.current else " with an older lock"
@@ -95,8 +95,10 @@ def has_current_lock(certificate: Certificate, matrix: Matrix) -> bool:
     return certificate.lock == f"sha256:{lock.digest}"
 
 
-def of_variant(found: list[Contributed], variant: Variant) -> list[Contributed]:
+def of_variant(certificates: list[Contributed], variant: Variant) -> list[Contributed]:
     """Those of a variant, with the current lock first, then from new to old."""
-    own = [entry for entry in found if entry.certificate and entry.certificate.identifier == variant.identifier]
-    newest = sorted(own, key=lambda entry: entry.certificate.date if entry.certificate else "", reverse=True)
+    matching = [
+        entry for entry in certificates if entry.certificate and entry.certificate.identifier == variant.identifier
+    ]
+    newest = sorted(matching, key=lambda entry: entry.certificate.date if entry.certificate else "", reverse=True)
     return sorted(newest, key=lambda entry: not entry.current)

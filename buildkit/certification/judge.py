@@ -1,4 +1,4 @@
-"""What the measurements of an image show: the parts of a certificate."""
+"""Turns measurements of an image into the parts of a certificate."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def judge_devices(measured: Mapping[str, Any], gpus: bool) -> list[Part]:
     figures = {name: min(device[key] for device in devices) for key, name in QUANTITIES.items() if devices[0][key]}
     if sheet:
         figures |= {f"data_sheet_{QUANTITIES[key]}": sheet[key] for key in ("matrix", "memory")}
-    problems = [text for kind in ("slow", "health") for own in measured[kind].values() for text in own]
+    problems = [text for kind in ("slow", "health") for texts in measured[kind].values() for text in texts]
     if problems:
         speed = Part(DEVICES, FAILED, "; ".join(problems), figures)
     elif not sheet:

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.recipe.platform import PLATFORMS
 from buildkit.recipe.project import find_project
 from buildkit.recipe.user_file import find_user_file
+from buildkit.warming.source import Source
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -58,33 +60,6 @@ ImageName = Annotated[str | None, typer.Option("--image", help="Image to use. De
 PlatformName = Annotated[
     str | None, typer.Option("--platform", help=f"{', '.join(PLATFORMS)}. Default: this host's.", show_default=False)
 ]
-WarmKey = Annotated[
-    str | None,
-    typer.Option(
-        "--warm-key", envvar="SLIPWAY_WARM_KEY", help="Public key by which the warm cache is signed in its registry."
-    ),
-]
-WarmCacheSource = Annotated[
-    str | None,
-    typer.Option(
-        "--warm",
-        help="Warm cache to start with, from `buildkit warm`: a file, or HOST[:PORT]/REPOSITORY with @DIGEST or, "
-        "if it is signed, :TAG. Without either, the one for the lock, GPUs and driver here.",
-        metavar="FILE_OR_REF",
-    ),
-]
-With = Annotated[
-    list[Path] | None,
-    typer.Option("--with", help="Requirements file, as pip reads it, to add to the image. Repeatable.", metavar="FILE"),
-]
-Apt = Annotated[
-    list[str] | None,
-    typer.Option("--apt", help="Debian packages to add to the image. Repeatable.", metavar="NAME[,NAME…]"),
-]
-Copy = Annotated[
-    list[Path] | None,
-    typer.Option("--copy", help="Folder of your code to add to the image. Repeatable.", metavar="DIR"),
-]
 RegistryCa = Annotated[
     Path | None,
     typer.Option(
@@ -95,6 +70,38 @@ RegistryCa = Annotated[
         help="PEM file of the registry's CA. Default: docker's for that registry, else the system's.",
     ),
 ]
+
+SigningKey = Annotated[
+    str | None,
+    typer.Option("--key", envvar="SLIPWAY_SIGN_KEY", help="cosign's key: a file, or env://, awskms:// and so on."),
+]
+PytestArguments = Annotated[list[str], typer.Argument(help="Passed on to pytest, after `--`.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmCacheArguments:
+    warm: Annotated[
+        str | None,
+        typer.Option(
+            "--warm",
+            help="Warm cache to start with, from `buildkit warm`: a file, or HOST[:PORT]/REPOSITORY with @DIGEST or, "
+            "if it is signed, :TAG. Without either, the one for the lock, GPUs and driver here.",
+            metavar="FILE_OR_REF",
+        ),
+    ] = None
+    warm_key: Annotated[
+        str | None,
+        typer.Option(
+            "--warm-key",
+            envvar="SLIPWAY_WARM_KEY",
+            help="Public key by which the warm cache is signed in its registry.",
+        ),
+    ] = None
+    registry_ca: RegistryCa = None
+
+    @property
+    def source(self) -> Source | None:
+        return Source(self.warm, self.warm_key or "", self.registry_ca) if self.warm else None
 
 
 def open_matrix(project: Path | None) -> Matrix:

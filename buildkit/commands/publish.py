@@ -1,16 +1,19 @@
 """The command `publish`."""
 
 import sys
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
 
 import typer
 
+from buildkit.commands.arguments import command
 from buildkit.commands.options import (
     AsJson,
     BaseChoice,
     Project,
+    PytestArguments,
     RegistryCa,
+    SigningKey,
     VariantName,
     emit,
     errors,
@@ -18,16 +21,21 @@ from buildkit.commands.options import (
 )
 from buildkit.errors import UsageError
 from buildkit.host.accelerators import ACCELERATORS
+from buildkit.images.archive import ESTARGZ
 from buildkit.publishing import provenance
 from buildkit.publishing.check import ATTACHMENTS
 from buildkit.publishing.publish import ReleaseRequest, check_access, publish_images, tags_for
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.registry.reference import parse_reference
+from buildkit.registry.compression import COMPRESSIONS
+from buildkit.registry.reference import Reference, parse_reference
 from buildkit.registry.signature import Signer
 from buildkit.running.engine import Docker
 
+FORMS = (*COMPRESSIONS, ESTARGZ)
 
-def publish(
+
+@dataclass(frozen=True, kw_only=True)
+class PublishArguments:
     target: Annotated[
         list[str],
         typer.Option(
@@ -37,63 +45,71 @@ def publish(
             help=f"{', '.join(ACCELERATORS)}, or all of them: `all`. Repeatable; several are one release, and none "
             "is public before the last one is signed.",
         ),
-    ],
+    ]
     registry: Annotated[
         str, typer.Option(envvar="SLIPWAY_REGISTRY", help="HOST[:PORT]/REPOSITORY; http:// before it for a plain one.")
-    ],
-    variant: VariantName = None,
-    key: Annotated[
-        str | None,
-        typer.Option(envvar="SLIPWAY_SIGN_KEY", help="cosign's key: a file, or env://, awskms:// and so on."),
-    ] = None,
+    ]
+    variant: VariantName = None
+    key: SigningKey = None
     keyless: Annotated[
         bool, typer.Option("--keyless", envvar="SLIPWAY_SIGN_KEYLESS", help="Sign as this CI job, in Sigstore's log.")
-    ] = False,
-    registry_ca: RegistryCa = None,
-    base: BaseChoice = "auto",
+    ] = False
+    registry_ca: RegistryCa = None
+    base: BaseChoice = "auto"
     compression: Annotated[
-        Literal["zstd", "gzip", "zstd-lazy", "zstd-partial"],
+        str,
         typer.Option(
-            help="Of the layers. Docker before 23 and containerd before 1.5 read gzip only. Others read "
-            "zstd-lazy, too, made for stargz-snapshotter, and zstd-partial, made for podman and CRI-O."
+            help=f"Of the layers: {', '.join(FORMS)}. Docker before 23 and containerd before 1.5 read gzip "
+            "only. estargz is gzip from which stargz-snapshotter starts a container before it has the whole image."
         ),
-    ] = "zstd",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and ask nobody.")] = False,
-    as_json: AsJson = False,
-    project: Project = None,
-    pytest_arguments: Annotated[
-        list[str] | None, typer.Argument(help="Passed on to pytest for the smoke tests, after `--`.")
-    ] = None,
-) -> None:
+    ] = "zstd"
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and ask nobody.")] = False
+    as_json: AsJson = False
+    project: Project = None
+    pytest_arguments: PytestArguments = field(default_factory=list)
+
+    def check(self) -> Reference:
+        """The repository. Raises `UsageError` for arguments that contradict each other."""
+        if bool(self.key) == self.keyless:
+            raise UsageError(
+                "a key and keyless exclude each other" if self.key else "no signing method",
+                "name --key cosign.key (`cosign generate-key-pair` makes one), or --keyless in a CI job",
+            )
+        if self.compression not in FORMS:
+            raise UsageError(
+                f"--compression {self.compression}: unknown compression",
+                f"one of: {', '.join(FORMS)}; runtimes that fetch single files read {ESTARGZ}",
+            )
+        repository = parse_reference(self.registry)
+        if repository.tag or repository.digest:
+            raise UsageError(f"--registry {self.registry} names a tag", f"tags are made here: write {repository.name}")
+        return repository
+
+
+@command
+def publish(arguments: PublishArguments) -> None:
     """Build, test, push, pull back and test, attach, sign, check and promote images; run again to finish."""
-    if bool(key) == keyless:
-        raise UsageError(
-            "it is not said how to sign" if not key else "a key and keyless exclude each other",
-            "name --key cosign.key (`cosign generate-key-pair` makes one), or --keyless in a CI job",
-        )
-    repository = parse_reference(registry)
-    if repository.tag or repository.digest:
-        raise UsageError(f"--registry {registry} names a tag", f"tags are made here: write {repository.name}")
-    matrix = open_matrix(project)
+    repository = arguments.check()
+    matrix = open_matrix(arguments.project)
     requests = [
         ReleaseRequest(
-            matrix,
-            chosen,
-            repository,
-            Signer(key or ""),
-            registry_ca,
-            base,
-            compression,
-            tuple(pytest_arguments or ()),
+            matrix=matrix,
+            variant=chosen,
+            repository=repository,
+            signer=Signer(arguments.key or ""),
+            ca=arguments.registry_ca,
+            base=arguments.base,
+            compression=arguments.compression,
+            pytest_arguments=tuple(arguments.pytest_arguments),
         )
-        for chosen in chosen_variants(matrix, target, variant)
+        for chosen in chosen_variants(matrix, arguments.target, arguments.variant)
     ]
-    if dry_run:
+    if arguments.dry_run:
         emit_each([describe(request) for request in requests])
         return
     check_access(requests[0])
     publications = publish_images(requests, Docker())
-    if as_json:
+    if arguments.as_json:
         emit_each([asdict(publication) for publication in publications])
         return
     for publication in publications:
@@ -121,7 +137,7 @@ def emit_each(documents: list[dict[str, Any]]) -> None:
 
 
 def describe(request: ReleaseRequest) -> dict[str, Any]:
-    """What `publish` would do. The digest in the tags is that of the image, which exists only once it is built."""
+    """The plan of `--dry-run`. The digest in the tags is that of the image, which exists only after its build."""
     tags = tags_for(request, "IMAGE")
     return {
         "target": request.variant.target,

@@ -28,8 +28,8 @@ def sbom(
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant)
     engine, name = Docker(), image or f"slipway:{chosen.identifier}"
-    found = engine.find(name)
-    if found is None:
+    built = engine.find(name)
+    if built is None:
         raise UsageError(f"there is no image {name}", f"run `buildkit build --target {chosen.target}`")
-    bill = bills.describe_image(read_local(engine.binary, name), found.labels, read_lock(matrix, chosen))
+    bill = bills.describe_image(read_local(engine.binary, name), built.labels, read_lock(matrix, chosen))
     sys.stdout.buffer.write(bills.encode(FORMATS[kind](bill)))

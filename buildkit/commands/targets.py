@@ -18,14 +18,14 @@ from buildkit.recipe.matrix import Matrix, Variant
 def targets(as_json: AsJson = False, project: Project = None) -> None:
     """List targets and variants with their pins and status: proven, untested, or certified on somebody's machine."""
     matrix = open_matrix(project)
-    found = read_certificates(matrix)
-    variants = listed(matrix, found)
+    certificates = read_certificates(matrix)
+    variants = listed(matrix, certificates)
     if as_json:
         emit(
             [
                 describe(variant)
                 | describe_lock(matrix, variant)
-                | {"certificates": [describe_certificate(entry) for entry in of_variant(found, variant)]}
+                | {"certificates": [describe_certificate(entry) for entry in of_variant(certificates, variant)]}
                 for variant in variants
             ]
         )
@@ -34,19 +34,19 @@ def targets(as_json: AsJson = False, project: Project = None) -> None:
     for column in ("target", "variant", "status", "lock", "pins"):
         table.add_column(column, overflow="fold")
     for variant in variants:
-        status = shown_status(variant, of_variant(found, variant))
+        status = shown_status(variant, of_variant(certificates, variant))
         lock = shown_lock(describe_lock(matrix, variant))
         table.add_row(variant.target, variant.name, escape(status), lock, escape(" ".join(variant.requirements)))
     table_console(200).print(table)
-    for entry in found:
+    for entry in certificates:
         if entry.problem:
             errors.print(escape(f"{entry.path.name} does not count: {entry.problem}"))
 
 
-def listed(matrix: Matrix, found: list[Contributed]) -> list[Variant]:
+def listed(matrix: Matrix, certificates: list[Contributed]) -> list[Variant]:
     """The matrix's variants, and those with debuggers or for another platform that have a certificate."""
     variants = [variant for target in matrix.targets.values() for variant in target.variants.values()]
-    for entry in found:
+    for entry in certificates:
         if entry.certificate and not entry.problem:
             variant = matrix.variant(entry.certificate.target, entry.certificate.variant)
             if variant.identifier not in {known.identifier for known in variants}:
@@ -54,9 +54,9 @@ def listed(matrix: Matrix, found: list[Contributed]) -> list[Variant]:
     return variants
 
 
-def shown_status(variant: Variant, found: list[Contributed]) -> str:
+def shown_status(variant: Variant, certificates: list[Contributed]) -> str:
     """A certificate takes the place of `untested`; the newest one with the current lock comes first."""
-    counted = [entry for entry in found if not entry.problem]
+    counted = [entry for entry in certificates if not entry.problem]
     status = f"{variant.status}, {variant.proof}" if variant.proof else variant.status
     if counted and variant.status == "untested":
         status = counted[0].summary

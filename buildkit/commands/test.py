@@ -6,7 +6,7 @@ import typer
 
 from buildkit.commands.options import ImageName, Project, TargetName, VariantName, WithDebug, open_matrix
 from buildkit.errors import UsageError
-from buildkit.images.test import choose_tiers, run_container_tests
+from buildkit.images.test import choose_tiers, require_pytest, run_container_tests
 from buildkit.running.engine import open_engine
 
 
@@ -23,6 +23,7 @@ def run_tests(
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant, with_debug)
     tiers = choose_tiers(tier)
+    require_pytest()
     engine, name = open_engine("docker"), image or f"slipway:{chosen.identifier}"
     if engine.find(name) is None:
         raise UsageError(

@@ -1,28 +1,29 @@
 """The command `verify`: builds an image twice and compares it, or checks one in a registry."""
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from buildkit.commands.arguments import command
 from buildkit.commands.options import AsJson, BaseChoice, Project, RegistryCa, VariantName, emit, errors, open_matrix
 from buildkit.errors import PlanError, TrustError, UsageError, printable
-from buildkit.images.reproduce import Difference, verify_image
+from buildkit.images.reproduce import verify_image
 from buildkit.publishing.check import VerificationReport, check_published
 from buildkit.publishing.rebuild import check_rebuild
 from buildkit.registry.client import Registry
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference, parse_reference
 from buildkit.registry.signature import Trust
-from buildkit.running.engine import open_engine
+from buildkit.running.engine import Docker, open_engine
 from buildkit.supply.base import shown
 
 
-def verify(
+@dataclass(frozen=True, kw_only=True)
+class VerifyArguments:
     target: Annotated[
         str | None,
         typer.Option(
@@ -31,99 +32,97 @@ def verify(
             help="Build this target's image twice and compare the bytes. Published: what the image must be. "
             "Default: what its tag says.",
         ),
-    ] = None,
-    variant: VariantName = None,
-    base: BaseChoice = "auto",
-    project: Project = None,
+    ] = None
+    variant: VariantName = None
+    base: BaseChoice = "auto"
+    project: Project = None
     published: Annotated[
         str | None,
         typer.Option(help="Check a published image: HOST[:PORT]/REPOSITORY with :TAG or @DIGEST.", metavar="REF"),
-    ] = None,
+    ] = None
     key: Annotated[
         str | None, typer.Option(help="The publisher's public key: a file, or any key reference of cosign's.")
-    ] = None,
-    certificate_identity: Annotated[
-        str | None, typer.Option(help="Keyless: the identity that must have signed.")
-    ] = None,
-    certificate_oidc_issuer: Annotated[str | None, typer.Option(help="Keyless: the issuer of that identity.")] = None,
-    registry_ca: RegistryCa = None,
+    ] = None
+    certificate_identity: Annotated[str | None, typer.Option(help="Keyless: the identity that must have signed.")] = (
+        None
+    )
+    certificate_oidc_issuer: Annotated[str | None, typer.Option(help="Keyless: the issuer of that identity.")] = None
+    registry_ca: RegistryCa = None
     quick: Annotated[
         bool, typer.Option("--quick", help="Published: check that the layers exist without downloading them.")
-    ] = False,
+    ] = False
     newer_than: Annotated[
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"],
             help="Published: refuse an image whose commit is older (UTC): an old one under a new tag is signed, too.",
         ),
-    ] = None,
+    ] = None
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Published: build its commit here without cache, and compare the bytes.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+    ] = False
+    as_json: AsJson = False
+
+
+@command
+def verify(arguments: VerifyArguments) -> None:
     """Verify an image: `--target` builds it twice and compares the bytes, `--published` checks one in a registry."""
-    if not (target or published):
+    if not (arguments.target or arguments.published):
         raise UsageError("verify needs --target or --published", "for example `buildkit verify --target cpu`")
-    if variant and not target:
-        raise UsageError("--variant needs --target", f"for example --target cpu --variant {variant}")
-    if published:
-        trust = Trust(key or "", certificate_identity or "", certificate_oidc_issuer or "")
-        source = open_matrix(project).root if rebuild else None
-        oldest = newer_than.replace(tzinfo=UTC) if newer_than else None
-        published_as = f"{target}-{variant}" if variant else target or ""
-        verify_published(published, trust, registry_ca, quick, as_json, source, oldest, published_as)
-        return
-    if newer_than or rebuild:
+    if arguments.variant and not arguments.target:
+        raise UsageError("--variant needs --target", f"for example --target cpu --variant {arguments.variant}")
+    if arguments.published:
+        verify_published(arguments, arguments.published)
+    elif arguments.newer_than or arguments.rebuild:
         raise UsageError(
             "--newer-than and --rebuild need --published", "without it, --target builds twice and compares"
         )
-    matrix = open_matrix(project)
-    chosen = matrix.variant(target or "", variant)
-    report = verify_image(matrix, chosen, open_engine("docker"), base)
+    else:
+        verify_two_builds(arguments, arguments.target or "")
+
+
+def verify_two_builds(arguments: VerifyArguments, target: str) -> None:
+    matrix = open_matrix(arguments.project)
+    chosen = matrix.variant(target, arguments.variant)
+    report = verify_image(matrix, chosen, open_engine("docker"), arguments.base)
     if report.base_changes:
         errors.print(f"[yellow]warning:[/] the base is not the locked one: {escape(shown(report.base_changes))}")
-    if as_json:
+    if arguments.as_json:
         emit(asdict(report))
     elif not report.difference:
         errors.print(f"two builds without cache gave the same bytes ({report.seconds:.0f} s)")
         sys.stdout.write(f"{report.digests[0]}\n")
     if report.difference:
-        raise PlanError(
-            f"two builds of {chosen.identifier} differ: {explain(report.difference)}", report.difference.hint
-        )
+        where = f"first in {report.difference.file} of layer {report.difference.layer}"
+        raise PlanError(f"two builds of {chosen.identifier} differ: {where}", report.difference.hint)
 
 
-def explain(difference: Difference) -> str:
-    return f"first in {difference.file} of layer {difference.layer}"
+def verify_published(arguments: VerifyArguments, published: str) -> None:
+    """Checks an image from outside: content, signature, bills of materials, provenance, lock.
 
-
-def verify_published(
-    published: str,
-    trust: Trust,
-    registry_ca: Path | None,
-    quick: bool,
-    as_json: bool,
-    source: Path | None,
-    newer_than: datetime | None,
-    published_as: str,
-) -> None:
-    """Checks a published image from outside: content, signature, bills of materials, provenance, lock.
-
-    If all of it holds, builds it again from `source`, a checkout.
+    If all of it holds, `--rebuild` builds it again from a checkout.
     """
+    source = open_matrix(arguments.project).root if arguments.rebuild else None
+    trust = Trust(arguments.key or "", arguments.certificate_identity or "", arguments.certificate_oidc_issuer or "")
     reference = parse_reference(published)
     if not (reference.tag or reference.digest):
         raise UsageError(
             f"{published} names no tag or digest", f"write {reference.name}:TAG or {reference.name}@sha256:…"
         )
-    registry = Registry(reference, read_credentials(reference.host), registry_ca)
-    name = reference.digest or reference.tag
-    report = check_published(registry, name, trust, registry_ca, quick, newer_than, published_as)
+    registry = Registry(reference, read_credentials(reference.host), arguments.registry_ca)
+    report = check_published(
+        registry,
+        reference.digest or reference.tag,
+        trust,
+        arguments.registry_ca,
+        quick=arguments.quick,
+        newer_than=arguments.newer_than.replace(tzinfo=UTC) if arguments.newer_than else None,
+        published_as="-".join(name for name in (arguments.target, arguments.variant) if name),
+    )
     if source and report.passed:
-        rebuilt = check_rebuild(registry, report.digest, source, open_engine("docker"))
+        rebuilt = check_rebuild(registry, report.digest, source, Docker())
         report = replace(report, checks=(*report.checks, rebuilt))
-    if as_json:
+    if arguments.as_json:
         emit({**asdict(report), "passed": report.passed})
     else:
         show(report, reference)

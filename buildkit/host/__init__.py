@@ -1,1 +1,1 @@
-"""What this machine is and how it is set up."""
+"""This machine: hardware, settings, accelerators."""

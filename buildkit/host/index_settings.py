@@ -1,4 +1,4 @@
-"""Reads the configuration files of pip and uv, as far as they say where packages come from.
+"""Reads from the configuration files of pip and uv where packages come from.
 
 Sources: https://pip.pypa.io/en/stable/topics/configuration/ and https://docs.astral.sh/uv/concepts/configuration-files/.
 """
@@ -19,7 +19,7 @@ PIP_KEYS = ("index-url", "extra-index-url", "find-links", "trusted-host", "cert"
 
 @dataclass(frozen=True)
 class UvFiles:
-    """Where uv's files say that packages come from; empty values where they say nothing."""
+    """Package sources from uv's files; empty values where they set none."""
 
     default_index: str = ""
     indexes: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ def pip_files(environ: Mapping[str, str], root: Path, home: Path) -> list[Path]:
 
 
 def read_uv(environ: Mapping[str, str], root: Path, home: Path) -> UvFiles:
-    """What uv's files say: `index`, `index-url`, `extra-index-url`, `find-links`, also below `[pip]`; trusted hosts.
+    """uv settings: `index`, `index-url`, `extra-index-url`, `find-links`, also below `[pip]`; trusted hosts.
 
     An index that is `explicit` serves only packages that a project names, so none here. Raises `SettingsError` for a
     malformed file.

@@ -1,4 +1,4 @@
-"""What a host offers to containers: GPUs, their device files and groups, fabric, memory, limits.
+"""A host's resources for containers: GPUs, their device files and groups, fabric, memory, limits.
 
 Everything is read below a root directory, so that tests can use recorded trees. Sources: the kernel's proc(5) and
 /sys/class/infiniband (Documentation/ABI), CDI's specification folders. What is GPU-specific is in accelerators.py.

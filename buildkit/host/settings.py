@@ -146,8 +146,8 @@ def read_mirrors(text: str) -> dict[str, str]:
                 f"{MIRRORS}: {without_password(address)}={without_password(mirror)} is not ADDRESS=MIRROR",
                 "separate pairs by spaces: https://wheels.vllm.ai=https://mirror.example/vllm",
             )
-    found = {address.rstrip("/"): mirror.rstrip("/") for address, _, mirror in pairs}
-    return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
+    mirrors = {address.rstrip("/"): mirror.rstrip("/") for address, _, mirror in pairs}
+    return dict(sorted(mirrors.items(), key=lambda pair: -len(pair[0])))
 
 
 def is_web(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""How much /dev/shm a node needs: Ray's object store, and the buffers of NCCL and of the workers' queues."""
+"""The size of /dev/shm: Ray's object store, and the buffers of NCCL and of the workers' queues."""
 
 # Ray's own numbers (ray/_private/ray_constants.py): the object store's share of RAM, and its limit.
 OBJECT_STORE_SHARE = 0.3

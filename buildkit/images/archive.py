@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,18 +22,19 @@ from typing import Any, BinaryIO, cast
 from buildkit.errors import BuildError
 from buildkit.registry.compression import Compression, LayerSink, tar_of
 from buildkit.registry.content import IMAGE, Descriptor, digest_of
-from buildkit.registry.contents import XATTR
-from buildkit.running.engine import ContainerEngine
+from buildkit.running.engine import BuildRequest, ContainerEngine, Docker
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
+XATTR = "SCHILY.xattr."  # extended attributes in a tar's headers, such as file capabilities
+ESTARGZ = "estargz"
+ESTARGZ_ANNOTATION = "containerd.io/snapshot/stargz/toc.digest"  # of a layer: the digest of its table of contents
 OF_THE_ENGINE = ("container", "container_config", "docker_version", "id", "parent")  # of the configuration
 
 
 @dataclass(frozen=True)
 class FixedLayer:
-    """`diff_id` is the digest of the tar, `blob` describes the compressed file at `path`."""
+    """`blob` describes the compressed file at `path`."""
 
-    diff_id: str
     blob: Descriptor
     path: Path
 
@@ -74,12 +75,41 @@ def fixed_archive(
         yield fix_times(saved, Path(folder), epoch, compression)
 
 
+@contextmanager
+def estargz_archive(engine: Docker, request: BuildRequest, cache: Path) -> Iterator[ImageArchive]:
+    """The image of a build with eStargz layers, which BuildKit writes; all times are the request's SOURCE_DATE_EPOCH.
+
+    eStargz puts its table of contents into the tar, so the image has another id than with zstd or gzip. Raises
+    `EngineError` without containerd's image store. https://docs.docker.com/build/exporters/oci-docker/
+    """
+    engine.check_oci_output()
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="archive-", dir=cache) as folder:
+        how = f"compression={ESTARGZ},force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
+        engine.build(replace(request, tags=(), output=f"type=oci,tar=false,{how},dest={folder}"))
+        yield read_layout(Path(folder))
+
+
+def read_layout(folder: Path) -> ImageArchive:
+    """The image of an OCI layout (https://github.com/opencontainers/image-spec/blob/main/image-layout.md)."""
+
+    def blob(described: Any) -> Path:
+        return folder / "blobs" / str(described["digest"]).replace(":", "/")
+
+    manifest = blob(json.loads((folder / "index.json").read_bytes())["manifests"][0]).read_bytes()
+    content = json.loads(manifest)
+    config = blob(content["config"]).read_bytes()
+    layers = (FixedLayer(Descriptor.read(layer), blob(layer)) for layer in content["layers"])
+    return ImageArchive(tuple(layers), config, manifest)
+
+
 def fix_times(saved: Path, folder: Path, epoch: int, compression: Compression) -> ImageArchive:
     """The image of an archive that `docker save` made; its layers are written into `folder`."""
     described = json.loads(read_member(saved, "manifest.json"))[0]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # compression and digests run beside each other
-        layers = tuple(pool.map(partial(fix_layer, saved, folder, epoch, compression), enumerate(described["Layers"])))
-    config = fix_config(json.loads(read_member(saved, described["Config"])), layers, epoch)
+        fixed = list(pool.map(partial(fix_layer, saved, folder, epoch, compression), enumerate(described["Layers"])))
+    diff_ids, layers = [diff_id for diff_id, _ in fixed], tuple(layer for _, layer in fixed)
+    config = fix_config(json.loads(read_member(saved, described["Config"])), diff_ids, epoch)
     manifest = {
         "schemaVersion": 2,
         "mediaType": IMAGE,
@@ -89,7 +119,7 @@ def fix_times(saved: Path, folder: Path, epoch: int, compression: Compression) -
     return ImageArchive(layers, config, encode(manifest))
 
 
-def fix_config(config: dict[str, Any], layers: tuple[FixedLayer, ...], epoch: int) -> bytes:
+def fix_config(config: dict[str, Any], diff_ids: list[str], epoch: int) -> bytes:
     created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     kept = {
         name: value
@@ -97,11 +127,14 @@ def fix_config(config: dict[str, Any], layers: tuple[FixedLayer, ...], epoch: in
         if name not in OF_THE_ENGINE and not name.startswith("moby.buildkit.")
     }
     history = [{**entry, "created": created} for entry in config.get("history", [])]
-    rootfs = {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]}
+    rootfs = {"type": "layers", "diff_ids": diff_ids}
     return encode({**kept, "created": created, "history": history, "rootfs": rootfs})
 
 
-def fix_layer(saved: Path, folder: Path, epoch: int, compression: Compression, numbered: tuple[int, str]) -> FixedLayer:
+def fix_layer(
+    saved: Path, folder: Path, epoch: int, compression: Compression, numbered: tuple[int, str]
+) -> tuple[str, FixedLayer]:
+    """The digest of the tar with fixed times, and its compressed file."""
     number, name = numbered
     path = folder / f"layer-{number}"
     with tarfile.open(saved) as archive, path.open("wb") as file:
@@ -109,12 +142,12 @@ def fix_layer(saved: Path, folder: Path, epoch: int, compression: Compression, n
         with tarfile.open(fileobj=tar_of(cast(BinaryIO, layer)), mode="r|") as source:
             for member in source:
                 vars(source)["members"].clear()  # tarfile would keep them all
-                sink.add(fixed(member, epoch), source.extractfile(member) if member.isreg() else None)
+                sink.add(fix_member(member, epoch), source.extractfile(member) if member.isreg() else None)
         diff_id, blob = sink.finish(compression.media_type)
-    return FixedLayer(diff_id, blob, path)
+    return diff_id, FixedLayer(blob, path)
 
 
-def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
+def fix_member(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
     """Without what depends on the host: times, and the names that it has for numeric owners."""
     kept = copy(member)
     kept.mtime, kept.uname, kept.gname = epoch, "", ""

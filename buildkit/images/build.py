@@ -86,34 +86,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway"
 
 
-def build_image(
-    matrix: Matrix,
-    variant: Variant,
-    engine: ContainerEngine,
-    base: str = "auto",
-    tags: tuple[str, ...] = (),
-    no_cache: bool = False,
-    progress: str = "auto",
-    warm: Source | None = None,
-    only_locked: bool = False,
-    parent: Parent | None = None,
-) -> BuildResult:
-    """Builds and tags the image. `tags` are added to the variant's own; `warm` names a warm cache to add.
+@dataclass(frozen=True)
+class BuildOptions:
+    """`base` is a provider of the base, or `auto`; `tags` are added to the variant's own; `warm` names a warm cache.
 
     Where the mirror has moved on, newer packages take the place of the locked ones, and an extension without a current
     lock is resolved; `only_locked` refuses both. `parent` is an image of the variant to extend, instead of building all
-    layers. Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, a warm cache of
-    another lock, an extension that contradicts the lock, or a failing step.
+    layers.
     """
+
+    base: str = "auto"
+    tags: tuple[str, ...] = ()
+    no_cache: bool = False
+    progress: str = "auto"
+    warm: Source | None = None
+    only_locked: bool = False
+    parent: Parent | None = None
+
+
+def build_image(
+    matrix: Matrix, variant: Variant, engine: ContainerEngine, options: BuildOptions | None = None
+) -> BuildResult:
+    """Builds and tags the image.
+
+    Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, a warm cache of another lock,
+    an extension that contradicts the lock, or a failing step.
+    """
+    options = options or BuildOptions()
     start = time.monotonic()
     lock = read_lock(matrix, variant)
-    if parent is None:
+    if options.parent is None:
         check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
-    folder = warm_folder(warm, variant, lock) if warm else None
-    with prepared(matrix, variant, engine, lock, base, folder, only_locked, parent) as build:
-        names = (*image_tags(matrix, variant, build.lock, build.extension), *tags)
-        engine.build(replace(build.request, tags=names, no_cache=no_cache, progress=progress))
-    if parent is None:
+    with prepared(matrix, variant, engine, lock, options) as build:
+        names = (*image_tags(matrix, variant, build.lock, build.extension), *options.tags)
+        engine.build(replace(build.request, tags=names, no_cache=options.no_cache, progress=options.progress))
+    if options.parent is None:
         record_build(make_plan(matrix, variant, lock, cache_folder(), build.extension), build.lock, cache_folder())
     image = engine.find(names[0])
     if image is None:
@@ -140,18 +147,16 @@ def prepared(
     variant: Variant,
     engine: ContainerEngine,
     lock: Lock,
-    base: str,
-    warm: Path | None = None,
-    only_locked: bool = False,
-    parent: Parent | None = None,
+    options: BuildOptions,
 ) -> Iterator[PreparedBuild]:
-    """A build that is ready to start. `warm` is the folder of an unpacked warm cache.
+    """A build that is ready to start; tags, cache and progress are not set.
 
-    The variant's extension is resolved if it has no current lock. Raises `LockError` if an image of `only_locked`
-    packages cannot be had.
+    Raises `LockError` if an image of `only_locked` packages cannot be had.
     """
+    parent, only_locked = options.parent, options.only_locked
+    warm = warm_folder(options.warm, variant, lock) if options.warm else None
     host = with_vendor_indexes(read_host(), variant)
-    provider, reason = (parent.provider, "") if parent else choose_provider(variant.base, base, engine, lock)
+    provider, reason = (parent.provider, "") if parent else choose_provider(variant.base, options.base, engine, lock)
     log.info("base: %s", parent.reference if parent else f"{provider} ({reason})")
     apt = PackageSource(
         matrix, variant, lock, engine, host, parent.reference if parent else provider, cache_folder(), only_locked
@@ -195,7 +200,7 @@ def prepared(
 
 
 def added_changes(engine: ContainerEngine, request: BuildRequest, lock: Lock) -> tuple[PackageChange, ...]:
-    """How the packages that a build adds to a public image differ from the locked ones."""
+    """Differences between the packages that a build adds to a public image and the locked ones."""
     before, after = (installed_versions(engine, request, name) for name in ("vendor", "base"))
     locked = {deb.name: deb.version for deb in lock.debs}
     added = {name: version for name, version in after.items() if before.get(name) != version}

@@ -9,12 +9,11 @@ from uv import find_uv_bin
 from buildkit.host.files import link
 from buildkit.host.settings import HostSettings
 from buildkit.images.parent import OWN_STAGE, Parent
-from buildkit.images.plan import CODE
+from buildkit.images.plan import CHIPS, CODE
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile, render_extension
 from buildkit.recipe.extension import LEFT_OUT, LockedExtension
 from buildkit.recipe.lock import STANDS_FOR, Lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import split_by_layer
 from buildkit.supply.base import preferences
 from buildkit.supply.wheels import local_wheels
@@ -53,9 +52,9 @@ def stage(
     (context / "launch").chmod(0o755)
     (context / "slipway_user.pth").write_text(USER)
     for package in CODE:
-        shutil.copytree(
-            code_folder(matrix.root, package), context / "app" / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(matrix.root / package, context / "app" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (context / "app" / "images").mkdir()
+    shutil.copy2(matrix.root / CHIPS, context / "app" / CHIPS)
     stage_aliases(matrix.images / "aliases", context)
     stage_names(context / "app", variant, lock)
     for folder in ("app", "workspace"):
@@ -70,7 +69,7 @@ def stage(
 
 
 def stage_installer(context: Path, matrix: Matrix, variant: Variant) -> None:
-    """What installs wheels, and what it leaves out or does not compile."""
+    """Stages the installer of wheels, and its lists of files to omit or not to compile."""
     (context / "tools").mkdir(parents=True, exist_ok=True)
     link(Path(find_uv_bin()), context / "tools" / "uv")
     shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")

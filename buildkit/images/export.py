@@ -41,13 +41,13 @@ exec {entrypoint} "$@"
 
 def export_image(engine: ContainerEngine, image: str, form: str, path: Path) -> int:
     """Writes the file and returns its size in bytes. Raises `ExportError` for a missing image, tool, or space."""
-    found = engine.find(image)
-    if found is None:
+    local = engine.find(image)
+    if local is None:
         raise ExportError(f"there is no image {image}", "build it first, or name another with --image")
     free = shutil.disk_usage(path.parent).free
-    if free < found.size:
+    if free < local.size:
         raise ExportError(
-            f"{free / 2**30:.1f} GiB free in {path.parent}; the image has {found.size / 2**30:.1f} GiB",
+            f"{free / 2**30:.1f} GiB free in {path.parent}; the image has {local.size / 2**30:.1f} GiB",
             "choose another --output",
         )
     with partial(path) as unfinished:

@@ -51,13 +51,13 @@ class PackageSource:
         """The packages that the image lacks for `names`, and their installed bytes. Raises `ExtensionError`."""
         wanted = tuple(names)
         try:
-            found = self.download(wanted)
+            files = self.download(wanted)
         except AptError as refused:
             raise ExtensionError(
                 f"apt cannot add {', '.join(wanted)} to {self.variant.base.name}:\n{refused}",
                 f"correct the name: {self.variant.base.image} has the packages of its own release only",
             ) from refused
-        return tuple(sorted(found)), sum(found.values())
+        return tuple(sorted(files)), sum(files.values())
 
     def files(self, debs: Iterable[Deb]) -> tuple[Path, ...]:
         """The files of locked packages, from the cache or else from the mirror. Raises `MirrorMovedError`."""

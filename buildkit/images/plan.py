@@ -22,7 +22,6 @@ from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.extension import LockedExtension
 from buildkit.recipe.lock import Lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.recipe.project import code_folder
 from buildkit.recipe.wheel_layers import layer_of, layer_requirements
 
 COLLECTIVES = "|".join(row.collectives for row in ACCELERATORS.values() if row.collectives)
@@ -30,6 +29,7 @@ TOOLKIT_PART = re.compile(r"nvidia-(cuda-.+|nvvm|nvjitlink|nvtx|nvfatbin|nvptxco
 COMPILER = {"nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-nvvm"}  # what compiling needs
 SYSTEM = 2**20  # bytes of an empty virtual environment
 CODE = ("entrypoints", "trainer")
+CHIPS = "images/chips.toml"  # which both read
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ def plan_layers(
 
 def code_content(root: Path) -> tuple[int, str]:
     """Size in bytes and digest of the code that goes into the image."""
-    folders = [*(code_folder(root, package) for package in CODE), root / "images" / "aliases"]
-    found = [(path, folder) for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-    files = [(path, path.relative_to(folder.parent)) for path, folder in found if "__pycache__" not in path.parts]
-    contents = [path.read_bytes() for path, _ in files]
-    names = [str(name) for _, name in files]
+    folders = [*(root / package for package in CODE), root / "images" / "aliases"]
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [*(path for path in files if "__pycache__" not in path.parts), root / CHIPS]
+    contents = [path.read_bytes() for path in files]
+    names = [str(path.relative_to(root)) for path in files]
     return sum(map(len, contents)), digest(*names, *(hashlib.sha256(content).hexdigest() for content in contents))
 
 
@@ -178,10 +178,10 @@ def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanChe
             requirement = Requirement(text)
             if not variant.applies(requirement) or canonicalize_name(requirement.name) in left_out:
                 continue
-            found = locked.get(canonicalize_name(requirement.name))
-            if found is None or not requirement.specifier.contains(found, prereleases=True):
+            version = locked.get(canonicalize_name(requirement.name))
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
                 broken.append(
-                    f"{wheel.name} needs {requirement.name}{requirement.specifier}, locked: {found or 'none'}"
+                    f"{wheel.name} needs {requirement.name}{requirement.specifier}, locked: {version or 'none'}"
                 )
             satisfied += 1
     return verdict("dependencies", broken, f"{satisfied} requirements of the main packages are satisfied")

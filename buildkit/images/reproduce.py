@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from buildkit.images.archive import ImageArchive, fixed_archive
-from buildkit.images.build import cache_folder, check_disk, prepared
+from buildkit.images.archive import ImageArchive, estargz_archive, fixed_archive
+from buildkit.images.build import BuildOptions, cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
 from buildkit.recipe.lock import PackageChange
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.registry.compression import COMPRESSIONS, tar_of
-from buildkit.running.engine import BuildRequest, ContainerEngine
+from buildkit.running.engine import BuildRequest, ContainerEngine, Docker
 from buildkit.supply.base import bootstrap
 
 
@@ -73,7 +73,7 @@ def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base
     start = time.monotonic()
     lock = read_lock(matrix, variant)
     check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
-    with prepared(matrix, variant, engine, lock, base) as build, ExitStack() as stack:
+    with prepared(matrix, variant, engine, lock, BuildOptions(base)) as build, ExitStack() as stack:
         first, second = (stack.enter_context(fresh_archive(engine, build.request, lock.epoch)) for _ in range(2))
         difference = find_difference(first, second)
         if build.provider == "bootstrap" and difference is None:
@@ -86,15 +86,20 @@ def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base
 
 
 def rebuild(
-    matrix: Matrix, variant: Variant, engine: ContainerEngine, base: str, published: ImageContent
+    matrix: Matrix, variant: Variant, engine: Docker, base: str, published: ImageContent, estargz: bool = False
 ) -> Difference | None:
-    """The first difference between a published image and one built here without cache; None when they are equal."""
+    """The first difference between a published image and one built here without cache; None when they are equal.
+
+    Layers of `estargz` are compared with their tables of contents, which depend on BuildKit's release.
+    """
     lock = read_lock(matrix, variant)
-    with (
-        prepared(matrix, variant, engine, lock, base, only_locked=True) as build,
-        fresh_archive(engine, build.request, lock.epoch) as archive,
-    ):
-        return find_difference(published, archive)
+    with prepared(matrix, variant, engine, lock, BuildOptions(base, only_locked=True)) as build:
+        request = replace(build.request, no_cache=True)
+        archives = (
+            estargz_archive(engine, request, cache_folder()) if estargz else fresh_archive(engine, request, lock.epoch)
+        )
+        with archives as archive:
+            return find_difference(published, archive)
 
 
 @contextmanager
@@ -133,10 +138,10 @@ def find_difference(first: ImageContent, second: ImageContent) -> Difference | N
         return None
     left, right = json.loads(first.config), json.loads(second.config)
     layers = [config["rootfs"]["diff_ids"] for config in (left, right)]
-    for number, (one, other) in enumerate(zip(*layers, strict=False), start=1):
-        if one != other:
-            found = compare_layers(number, layer_files(first, number), layer_files(second, number))
-            return found or Difference(number, "the order of its files", one, other)
+    for number, (digest, other_digest) in enumerate(zip(*layers, strict=False), start=1):
+        if digest != other_digest:
+            difference = compare_layers(number, layer_files(first, number), layer_files(second, number))
+            return difference or Difference(number, "the order of its files", digest, other_digest)
     key = next((key for key in sorted({*left, *right}) if left.get(key) != right.get(key)), "the form of its JSON")
     return Difference(0, f"{key} in the image's configuration", str(left.get(key)), str(right.get(key)))
 

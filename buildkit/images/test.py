@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from buildkit.errors import UsageError
@@ -33,6 +34,14 @@ def choose_tiers(name: str) -> tuple[str, ...]:
     if name != "all" and name not in TIERS:
         raise UsageError(f"there is no tier `{name}`", f"one of: {', '.join(TIERS)}, all")
     return TIERS if name == "all" else (name,)
+
+
+def require_pytest() -> None:
+    """Raises `UsageError` if what the container tests need is not installed."""
+    if missing := [name for name in ("pytest", "testinfra", "pytest_timeout") if find_spec(name) is None]:
+        raise UsageError(
+            f"the container tests need {', '.join(missing)}, not installed here", "pip install 'slipway-rl[test]'"
+        )
 
 
 def run_container_tests(

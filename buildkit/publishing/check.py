@@ -19,7 +19,6 @@ from buildkit.recipe.dockerfile import CHANGES
 from buildkit.recipe.project import UNCOMMITTED
 from buildkit.registry.client import Registry
 from buildkit.registry.content import INDEX, Descriptor, Manifest, read_config
-from buildkit.registry.contents import Listing, read_contents
 from buildkit.registry.signature import Trust, signed_annotations
 
 # Kind of attachment: its media type, and the annotation that carries its signed digest. A keyless publisher attaches a
@@ -88,23 +87,16 @@ def find_image(registry: Registry, name: str) -> PublishedImage:
 
 
 def read_layers(registry: Registry, image: PublishedImage) -> PublishedImage:
-    """The image with its inventory. Reads every layer to its end and checks its digest, and that of its tar.
-
-    The table of contents of a lazy layer must be the annotated one, and describe the tar.
-    """
+    """The image with its inventory. Reads every layer to its end and checks its digest, and that of its tar."""
     files: dict[str, bytes] = {}
-    found = []
+    diff_ids = []
     for layer in image.manifest.layers:
-        contents = read_contents(registry, layer)
-        listing = Listing(contents.chunk) if contents else None
         with closing(registry.open_blob(layer)) as stream:
             try:
-                found.append(apply_layer(files, stream.as_file(), listing))
+                diff_ids.append(apply_layer(files, stream.as_file()))
             finally:
                 stream.check()  # a wrong digest explains why the layer cannot be read
-        if contents and listing:
-            contents.check(listing)
-    if tuple(found) != image.diff_ids:
+    if tuple(diff_ids) != image.diff_ids:
         raise TrustError("the layers are not those that the image's configuration names", "do not use this image")
     return replace(image, inventory=read_inventory(files))
 
@@ -200,12 +192,10 @@ def check_tag(signed: Mapping[str, str], tag: str) -> str:
 
 
 def check_existence(registry: Registry, image: PublishedImage) -> PublishedImage:
-    """The same image. Raises `TrustError` when a layer is absent, or has another table of contents than annotated."""
+    """The same image. Raises `TrustError` when a layer is absent."""
     absent = [layer.digest for layer in image.manifest.layers if not registry.has_blob(layer)]
     if absent:
         raise TrustError(f"the registry does not have {', '.join(absent)}", "publish the image again")
-    for layer in image.manifest.layers:
-        read_contents(registry, layer)
     return image
 
 
@@ -262,8 +252,8 @@ def check_sbom(image: PublishedImage, content: bytes) -> str:
         raise TrustError("the document names another lock than the image", "do not use this image")
     if image.inventory is None:
         return f"{len(listed)} packages listed, not compared with the layers"
-    found = sbom.installed_purls(image.inventory)
-    if odd := sorted(listed ^ found):
+    installed = sbom.installed_purls(image.inventory)
+    if odd := sorted(listed ^ installed):
         raise TrustError(f"{len(odd)} packages differ from those installed, first {odd[0]}", "do not use this image")
     return f"{len(listed)} packages, exactly those installed"
 

@@ -5,7 +5,6 @@ https://packaging.python.org/en/latest/specifications/core-metadata/), everythin
 """
 
 import hashlib
-import io
 import json
 import re
 import subprocess
@@ -14,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from packaging.utils import canonicalize_name
 
 from buildkit.errors import InventoryError, LockError
 from buildkit.recipe.lock import Lock, PackageChange, parse_lock
 from buildkit.registry import compression
-from buildkit.registry.contents import Listing
 
 MANIFEST = "etc/slipway/image.json"
 EXTENSION = "etc/slipway/extension.txt"  # the lock of what a user added
@@ -97,7 +95,7 @@ class Inventory:
 
     @property
     def base_changes(self) -> tuple[str, ...]:
-        """How the image's Debian packages differ from its lock, in words. Raises `InventoryError`."""
+        """Differences between the image's Debian packages and its lock, as text. Raises `InventoryError`."""
         try:
             changes = self.manifest.get("base", {}).get("changes", [])
             return tuple(str(PackageChange(**change)) for change in changes)
@@ -134,10 +132,10 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
     )
 
 
-def apply_layer(files: dict[str, bytes], layer: BinaryIO, listing: Listing | None = None) -> str:
+def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> str:
     """The digest of a layer's tar (a diff id); `layer` may be compressed.
 
-    Updates `files`, the relevant files of the lower layers, with those of the layer, and adds every file to `listing`.
+    Updates `files`, the relevant files of the lower layers, with those of the layer.
     Raises `InventoryError` when the layer cannot be read, or would need more memory than `LIMIT`.
     """
     stream = LayerStream(layer)
@@ -146,32 +144,21 @@ def apply_layer(files: dict[str, bytes], layer: BinaryIO, listing: Listing | Non
             for member in archive:
                 vars(archive)["members"].clear()  # it would keep them all
                 path = PurePosixPath(member.name.lstrip("/"))
-                content = archive.extractfile(member) if member.isfile() else None
                 if path.name.startswith(WHITEOUT):
                     remove(files, path)
                 elif wanted(str(path)):
                     files.pop(str(path), None)
-                    if content:
+                    if member.isfile() and (content := archive.extractfile(member)):
                         refuse_size(member.size + sum(map(len, files.values())), f"its {MANIFEST} and the like")
                         files[str(path)] = content.read()
-                        content = io.BytesIO(files[str(path)])
-                if listing:
-                    list_member(listing, member, content)
         return stream.finish()
     except (tarfile.TarError, *compression.ERRORS) as error:
         raise InventoryError(f"a layer of the image is not a tar archive: {error}", "push the image again") from error
 
 
-def list_member(listing: Listing, member: tarfile.TarInfo, content: IO[bytes] | None) -> None:
-    listing.add(member)
-    for piece in iter(lambda: content.read(BLOCK) if content else b"", b""):
-        listing.take(piece)
-    listing.finish()
-
-
-def refuse_size(size: int, what: str) -> None:
+def refuse_size(size: int, purpose: str) -> None:
     if size > LIMIT:
-        raise InventoryError(f"a layer of the image needs {size} bytes for {what}", "do not use this image")
+        raise InventoryError(f"a layer of the image needs {size} bytes for {purpose}", "do not use this image")
 
 
 class LayerStream:
@@ -243,7 +230,7 @@ def read_packages(status: str) -> Iterator[DebianPackage]:
         fields = {match[1]: match[2] for match in FIELD.finditer(paragraph)}
         if not fields.get("Status", "").endswith(" ok installed"):  # `install`, or `hold`
             continue
-        if missing := [name for name in ("Package", "Version", "Architecture") if name not in fields]:
+        if missing := [name for name in ("Package", "Version", "Architecture") if not fields.get(name)]:
             raise InventoryError(f"/{STATUS} in the image: a package has no {missing[0]}", "build the image again")
         source, _, version = (fields.get("Source") or fields["Package"]).partition(" ")
         yield DebianPackage(

@@ -139,7 +139,7 @@ def check_statement(content: bytes, digest: str, labels: Mapping[str, str]) -> s
         asked = definition["externalParameters"]
         changed = parts.get("source", {}).get("annotations", {}).get("uncommittedChanges", False)
         builder = document["predicate"]["runDetails"]["builder"]["id"]
-        found = {
+        agreements = {
             "image": digest in subjects,
             "target": labels.get("dev.slipway.target") == asked["target"],
             "variant": labels.get("dev.slipway.variant") == asked["variant"],
@@ -152,7 +152,7 @@ def check_statement(content: bytes, digest: str, labels: Mapping[str, str]) -> s
         raise TrustError(f"the provenance cannot be read: {error!r}", "publish the image again") from error
     if kinds != (STATEMENT, PREDICATE):
         raise TrustError(f"the provenance has an unknown type: {kinds}", "publish the image again")
-    if wrong := [name for name, same in found.items() if not same]:
+    if wrong := [name for name, same in agreements.items() if not same]:
         raise TrustError(f"the provenance is about another {' and another '.join(wrong)}", "do not use this image")
     if changed:
         raise TrustError(

@@ -8,15 +8,16 @@ before that leaves no public tag. A second run keeps what is there already and c
 import logging
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from buildkit.errors import LockError, PublishError
-from buildkit.images.archive import CONFIG, ImageArchive, fixed_archive
-from buildkit.images.build import BuildResult, build_image, cache_folder
-from buildkit.images.test import run_container_tests
+from buildkit.images.archive import CONFIG, ESTARGZ, ImageArchive, estargz_archive, fixed_archive
+from buildkit.images.build import BuildOptions, BuildResult, build_image, cache_folder, prepared
+from buildkit.images.test import require_pytest, run_container_tests
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, SignedImage, Tags, choose_tags, promote, read_staged, sign_staged
@@ -29,7 +30,7 @@ from buildkit.registry.content import IMAGE
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference
 from buildkit.registry.signature import Signer, public_key
-from buildkit.running.engine import ContainerEngine
+from buildkit.running.engine import Docker
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ReleaseRequest:
     """What to publish and where. `pytest_arguments` select smoke tests; `base` is a provider or `auto`; `compression`
-    names one of `COMPRESSIONS`."""
+    is `estargz` or names one of `COMPRESSIONS`."""
 
     matrix: Matrix
     variant: Variant
@@ -68,21 +69,24 @@ def check_access(request: ReleaseRequest) -> None:
         public_key(request.signer)
 
 
-def publish_images(requests: list[ReleaseRequest], engine: ContainerEngine) -> list[Publication]:
+def publish_images(requests: list[ReleaseRequest], engine: Docker) -> list[Publication]:
     """Builds, tests, pushes and signs each image, and then promotes all of them: they are one release of one commit.
 
     Raises a `BuildkitError` before anything is promoted, and for what is not committed before anything is built.
     """
+    require_pytest()
     revisions = []
     for request in requests:
         read_lock(request.matrix, request.variant)
         refuse_own_lock(request.matrix, request.variant)
         revisions.append(committed_revision(request.matrix.root))
+        if request.compression == ESTARGZ:
+            engine.check_oci_output()
     signed = [sign_image(request, engine, revision) for request, revision in zip(requests, revisions, strict=True)]
     return [promote(connect(request), image) for request, image in zip(requests, signed, strict=True)]
 
 
-def sign_image(request: ReleaseRequest, engine: ContainerEngine, revision: str) -> SignedImage:
+def sign_image(request: ReleaseRequest, engine: Docker, revision: str) -> SignedImage:
     """Builds, tests, pushes and signs the image of this commit; it has only its staging tag."""
     started, clock = now(), time.monotonic()
     registry = connect(request)
@@ -95,8 +99,7 @@ def sign_image(request: ReleaseRequest, engine: ContainerEngine, revision: str) 
         )
     test_image(request, built.image_id)
     log.info("publish: setting all times to the lock's date")
-    compression = COMPRESSIONS[request.compression]
-    with fixed_archive(engine, built.image_id, lock.epoch, cache_folder(), compression) as archive:
+    with archive_of(built, request, engine, lock.epoch) as archive:
         tags = tags_for(request, archive.digest)
         push_staged(registry, archive, tags)
     log.info("publish: reading %s back", request.repository.tagged(tags.staging))
@@ -123,7 +126,7 @@ def sign_image(request: ReleaseRequest, engine: ContainerEngine, revision: str) 
 
 
 def committed_revision(root: Path) -> str:
-    """The commit of the checkout, which is its only source. Empty for an installed package that knows none.
+    """The commit of the checkout, which is its only source. Empty for an installed package without one.
 
     Raises `PublishError` for uncommitted changes, and where git cannot read the commit.
     """
@@ -151,15 +154,32 @@ def refuse_own_lock(matrix: Matrix, variant: Variant) -> None:
         )
 
 
-def build_locked(request: ReleaseRequest, engine: ContainerEngine) -> BuildResult:
+def build_locked(request: ReleaseRequest, engine: Docker) -> BuildResult:
     """The image of exactly the locks. Raises `PublishError` when a locked package cannot be had any more."""
     try:
-        return build_image(request.matrix, request.variant, engine, request.base, only_locked=True)
+        return build_image(request.matrix, request.variant, engine, BuildOptions(request.base, only_locked=True))
     except LockError as error:
         raise PublishError(
             f"the image would not be the one of its lock: {error}",
             f"{error.hint}; commit the lock, then publish again",
         ) from error
+
+
+@contextmanager
+def archive_of(built: BuildResult, request: ReleaseRequest, engine: Docker, epoch: int) -> Iterator[ImageArchive]:
+    """The built image with all times set to `epoch`. BuildKit writes eStargz layers from its cache of the build."""
+    if request.compression != ESTARGZ:
+        compression = COMPRESSIONS[request.compression]
+        with fixed_archive(engine, built.image_id, epoch, cache_folder(), compression) as archive:
+            yield archive
+        return
+    matrix, variant = request.matrix, request.variant
+    lock = read_lock(matrix, variant)
+    with (
+        prepared(matrix, variant, engine, lock, BuildOptions(built.base_provider, only_locked=True)) as build,
+        estargz_archive(engine, build.request, cache_folder()) as archive,
+    ):
+        yield archive
 
 
 def now() -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from buildkit.errors import TrustError, UsageError
+from buildkit.images.archive import ESTARGZ_ANNOTATION
 from buildkit.images.reproduce import rebuild
 from buildkit.publishing.check import ImageCheck, find_image, run_check
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Manifest
-from buildkit.running.engine import ContainerEngine
+from buildkit.running.engine import Docker
 
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
@@ -36,7 +37,7 @@ class RegistryContent:
         return self.registry.open_blob(self.manifest.layers[number - 1]).as_file()
 
 
-def check_rebuild(registry: Registry, digest: str, root: Path, engine: ContainerEngine) -> ImageCheck:
+def check_rebuild(registry: Registry, digest: str, root: Path, engine: Docker) -> ImageCheck:
     """Whether a build of the image's own commit, here and without cache, has the same files and configuration.
 
     `root` is a checkout whose repository has that commit. Raises a `BuildkitError` when it cannot be built.
@@ -44,7 +45,7 @@ def check_rebuild(registry: Registry, digest: str, root: Path, engine: Container
     return run_check("rebuild", lambda: compare(registry, digest, root, engine))
 
 
-def compare(registry: Registry, digest: str, root: Path, engine: ContainerEngine) -> str:
+def compare(registry: Registry, digest: str, root: Path, engine: Docker) -> str:
     image = find_image(registry, digest)
     label = {name: image.labels.get(f"dev.slipway.{name}", "") for name in ("target", "variant", "lock")}
     if "dev.slipway.extension" in image.labels:
@@ -53,10 +54,12 @@ def compare(registry: Registry, digest: str, root: Path, engine: ContainerEngine
     with checkout(root, revision) as folder:
         matrix = load_matrix(folder)
         variant = matrix.variant(label["target"], label["variant"])
-        if label["lock"] != (found := f"sha256:{read_lock(matrix, variant).digest}"):
-            raise TrustError(f"the commit {revision[:12]} has another lock, {found[:19]}", "do not use this image")
+        if label["lock"] != (lock := f"sha256:{read_lock(matrix, variant).digest}"):
+            raise TrustError(f"the commit {revision[:12]} has another lock, {lock[:19]}", "do not use this image")
         base = image.labels.get("dev.slipway.base.provider", "auto")
-        difference = rebuild(matrix, variant, engine, base, RegistryContent(registry, image.manifest))
+        estargz = any(ESTARGZ_ANNOTATION in layer.annotations for layer in image.manifest.layers)
+        published = RegistryContent(registry, image.manifest)
+        difference = rebuild(matrix, variant, engine, base, published, estargz)
     if difference:
         raise TrustError(
             f"a build of {revision[:12]} differs first in {difference.file} of layer {difference.layer} "

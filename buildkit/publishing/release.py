@@ -211,8 +211,8 @@ def promote(registry: Registry, signed: SignedImage) -> Publication:
         registry.put_manifest(tag, image.manifest.body, image.manifest.descriptor.media_type)
         log.info("publish: %s", registry.reference.tagged(tag))
     for tag in tags.promoted:
-        found = registry.manifest(tag)
-        if found is None or found.descriptor.digest != image.digest:
+        manifest = registry.manifest(tag)
+        if manifest is None or manifest.descriptor.digest != image.digest:
             raise RegistryError(
                 f"{registry.reference.tagged(tag)} does not name the image that was just pushed",
                 "run the same command again; another publisher may have set the tag meanwhile",

@@ -9,8 +9,15 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
-from urllib.parse import quote
+
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
 
 from buildkit.publishing.inventory import DebianPackage, InstalledWheel, Inventory
 from buildkit.recipe.extension import PLACE
@@ -65,62 +72,6 @@ def identity(bill: Bill) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{NAMESPACE}/{content.hexdigest()}")
 
 
-# ---- package URLs (https://github.com/package-url/purl-spec) ---------------------------------------------------------
-
-
-def wheel_purl(wheel: InstalledWheel) -> str:
-    return f"pkg:pypi/{wheel.name}@{quote(wheel.version, safe='')}"
-
-
-def package_purl(package: DebianPackage, inventory: Inventory) -> str:
-    distro = f"{inventory.system}-{inventory.release}"
-    name = quote(package.name, safe="")
-    return (
-        f"pkg:deb/{inventory.system}/{name}@{quote(package.version, safe='~')}"
-        f"?arch={package.architecture}&distro={quote(distro)}"
-    )
-
-
-def image_purl(bill: Bill) -> str:
-    return f"pkg:oci/slipway@{quote(bill.digest, safe='')}" if bill.digest else f"pkg:generic/slipway@{bill.version}"
-
-
-# ---- CycloneDX -------------------------------------------------------------------------------------------------------
-
-
-def cyclonedx(bill: Bill) -> dict[str, Any]:
-    inventory = bill.inventory
-    image: dict[str, Any] = {
-        "type": "container",
-        "bom-ref": "image",
-        "name": bill.title,
-        "version": bill.version,
-        "purl": image_purl(bill),
-        "properties": [
-            {"name": f"dev.slipway.{name}", "value": value} for name, value in lock_and_base(inventory).items()
-        ],
-    }
-    components = [
-        {"type": "operating-system", "bom-ref": "base", "name": inventory.system, "version": inventory.release},
-        *(cyclonedx_package(package, bill) for package in inventory.packages),
-        *(cyclonedx_wheel(wheel, bill.hashes.get(wheel.name, ())) for wheel in inventory.wheels),
-        *(cyclonedx_folder(name, digest) for name, digest in inventory.folders.items()),
-    ]
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{identity(bill)}",
-        "version": 1,
-        "metadata": {
-            "timestamp": bill.created,
-            "tools": {"components": [{"type": "application", "name": "buildkit", "group": "slipway"}]},
-            "component": image,
-        },
-        "components": components,
-        "dependencies": [{"ref": "image", "dependsOn": sorted(str(part["bom-ref"]) for part in components)}],
-    }
-
-
 def lock_and_base(inventory: Inventory) -> dict[str, str]:
     """The image's lock, base, target and variant, from its own manifest; how its base differs from the lock, and what
     a user added.
@@ -137,38 +88,95 @@ def lock_and_base(inventory: Inventory) -> dict[str, str]:
     }
 
 
-def cyclonedx_package(package: DebianPackage, bill: Bill) -> dict[str, Any]:
+def wheel_purl(wheel: InstalledWheel) -> PackageURL:
+    return PackageURL("pypi", None, wheel.name, wheel.version)
+
+
+def package_purl(package: DebianPackage, inventory: Inventory) -> PackageURL:
+    qualifiers = {"arch": package.architecture, "distro": f"{inventory.system}-{inventory.release}"}
+    return PackageURL("deb", inventory.system, package.name, package.version, qualifiers)
+
+
+def image_purl(bill: Bill) -> PackageURL:
+    kind, version = ("oci", bill.digest) if bill.digest else ("generic", bill.version)
+    return PackageURL(kind, None, "slipway", version)
+
+
+# ---- CycloneDX -------------------------------------------------------------------------------------------------------
+
+
+def cyclonedx(bill: Bill) -> dict[str, Any]:
+    inventory = bill.inventory
+    image = Component(
+        type=ComponentType.CONTAINER,
+        bom_ref="image",
+        name=bill.title,
+        version=bill.version,
+        purl=image_purl(bill),
+        properties=[
+            Property(name=f"dev.slipway.{name}", value=value) for name, value in lock_and_base(inventory).items()
+        ],
+    )
+    tool = Component(type=ComponentType.APPLICATION, bom_ref="buildkit", group="slipway", name="buildkit")
+    bom = Bom(
+        serial_number=identity(bill),
+        metadata=BomMetaData(timestamp=datetime.fromisoformat(bill.created), component=image),
+        components=[
+            Component(
+                type=ComponentType.OPERATING_SYSTEM, bom_ref="base", name=inventory.system, version=inventory.release
+            ),
+            *(cyclonedx_package(package, bill) for package in inventory.packages),
+            *(cyclonedx_wheel(wheel, bill.hashes.get(wheel.name, ())) for wheel in inventory.wheels),
+            *(cyclonedx_folder(name, digest) for name, digest in inventory.folders.items()),
+        ],
+    )
+    bom.metadata.tools.components.add(tool)
+    bom.register_dependency(image, bom.components)
+    document: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
+    return document
+
+
+def sha256(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest)
+
+
+def cyclonedx_package(package: DebianPackage, bill: Bill) -> Component:
     purl = package_purl(package, bill.inventory)
-    component = {"type": "library", "bom-ref": purl, "name": package.name, "version": package.version, "purl": purl}
     digest = bill.debs.get((package.name, package.version))
-    return {**component, "hashes": [{"alg": "SHA-256", "content": digest}]} if digest else component
+    return Component(
+        bom_ref=str(purl),
+        name=package.name,
+        version=package.version,
+        purl=purl,
+        hashes=[sha256(digest)] if digest else [],
+    )
 
 
-def cyclonedx_wheel(wheel: InstalledWheel, hashes: tuple[str, ...]) -> dict[str, Any]:
+def cyclonedx_wheel(wheel: InstalledWheel, hashes: tuple[str, ...]) -> Component:
     purl = wheel_purl(wheel)
-    component: dict[str, Any] = {
-        "type": "library",
-        "bom-ref": purl,
-        "name": wheel.name,
-        "version": wheel.version,
-        "purl": purl,
-    }
+    component = Component(bom_ref=str(purl), name=wheel.name, version=wheel.version, purl=purl)
     if wheel.license:
-        component["licenses"] = [{"expression": wheel.license}]
+        component.licenses.add(LicenseExpression(wheel.license))
     elif wheel.license_name:
-        component["licenses"] = [{"license": {"name": wheel.license_name}}]
-    checksums = [{"alg": "SHA-256", "content": digest} for digest in hashes]
+        component.licenses.add(DisjunctiveLicense(name=wheel.license_name))
+    checksums = [sha256(digest) for digest in hashes]
     if len(checksums) == 1:
-        component["hashes"] = checksums
+        component.hashes.update(checksums)
     elif checksums:  # the lock accepts several files; one of them is installed
-        component["externalReferences"] = [{"type": "distribution", "url": purl, "hashes": checksums}]
+        component.external_references.add(
+            ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=checksums)
+        )
     return component
 
 
-def cyclonedx_folder(name: str, digest: str) -> dict[str, Any]:
+def cyclonedx_folder(name: str, digest: str) -> Component:
     """A folder of a user's code; its hash is over the names and contents of the files."""
-    hashes = [{"alg": "SHA-256", "content": digest.removeprefix("sha256:")}]
-    return {"type": "application", "bom-ref": f"folder:{name}", "name": f"{PLACE}/{name}", "hashes": hashes}
+    return Component(
+        type=ComponentType.APPLICATION,
+        bom_ref=f"folder:{name}",
+        name=f"{PLACE}/{name}",
+        hashes=[sha256(digest.removeprefix("sha256:"))],
+    )
 
 
 # ---- SPDX ------------------------------------------------------------------------------------------------------------
@@ -181,7 +189,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
         **spdx_package("image", bill.title, bill.version, image_purl(bill), "CONTAINER"),
         "comment": "; ".join(f"{name}: {value}" for name, value in lock_and_base(inventory).items()),
     }
-    base = spdx_package("base", inventory.system, inventory.release, "", "OPERATING_SYSTEM")
+    base = spdx_package("base", inventory.system, inventory.release, None, "OPERATING_SYSTEM")
     parts = [
         base,
         *(spdx_deb(package, bill) for package in inventory.packages),
@@ -216,7 +224,7 @@ def relationship(subject: str, kind: str, other: str) -> dict[str, str]:
     return {"spdxElementId": subject, "relationshipType": kind, "relatedSpdxElement": other}
 
 
-def spdx_package(identifier: str, name: str, version: str, purl: str, purpose: str) -> dict[str, Any]:
+def spdx_package(identifier: str, name: str, version: str, purl: PackageURL | None, purpose: str) -> dict[str, Any]:
     package: dict[str, Any] = {
         "SPDXID": f"SPDXRef-{re.sub(r'[^A-Za-z0-9.-]', '-', identifier)}",
         "name": name,
@@ -230,7 +238,7 @@ def spdx_package(identifier: str, name: str, version: str, purl: str, purpose: s
     }
     if purl:
         package["externalRefs"] = [
-            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": purl}
+            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": str(purl)}
         ]
     return package
 
@@ -262,7 +270,7 @@ def spdx_wheel(wheel: InstalledWheel, hashes: tuple[str, ...]) -> dict[str, Any]
 
 def spdx_folder(name: str, digest: str) -> dict[str, Any]:
     return {
-        **spdx_package(f"folder-{name}", f"{PLACE}/{name}", "", "", "APPLICATION"),
+        **spdx_package(f"folder-{name}", f"{PLACE}/{name}", "", None, "APPLICATION"),
         "checksums": [{"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}],
     }
 
@@ -271,20 +279,20 @@ def spdx_folder(name: str, digest: str) -> dict[str, Any]:
 
 
 def listed_purls(document: Mapping[str, Any]) -> set[str]:
-    """The package URLs that a document lists as part of the image, in either format."""
+    """The package URLs that a document lists as part of the image, in either format, in their canonical spelling."""
     if "bomFormat" in document:
-        return {part["purl"] for part in document["components"] if "purl" in part}
-    return {
-        reference["referenceLocator"]
-        for package in document["packages"]
-        if package["SPDXID"] != "SPDXRef-image"
-        for reference in package.get("externalRefs", [])
-    }
+        texts = [part["purl"] for part in document["components"] if "purl" in part]
+    else:
+        texts = [
+            reference["referenceLocator"]
+            for package in document["packages"]
+            if package["SPDXID"] != "SPDXRef-image"
+            for reference in package.get("externalRefs", [])
+        ]
+    return {str(PackageURL.from_string(text)) for text in texts}
 
 
 def installed_purls(inventory: Inventory) -> set[str]:
     """The package URLs of the wheels and Debian packages in the image."""
-    return {
-        *(wheel_purl(wheel) for wheel in inventory.wheels),
-        *(package_purl(package, inventory) for package in inventory.packages),
-    }
+    wheels = map(wheel_purl, inventory.wheels)
+    return {str(purl) for purl in (*wheels, *(package_purl(package, inventory) for package in inventory.packages))}

@@ -1,4 +1,4 @@
-"""What a user adds to an image, as `build --with --apt --copy` or `[extend]` in slipway.toml name it."""
+"""A user's additions to an image, from `build --with --apt --copy` or `[extend]` in slipway.toml."""
 
 import hashlib
 import re
@@ -51,7 +51,7 @@ class Extension:
 
     @property
     def project_paths(self) -> list[str]:
-        """Where Python finds the packages of those folders that are projects; the others are packages themselves."""
+        """Import paths of the folders that are projects; the others are packages themselves."""
         projects = [folder for folder in self.folders if (folder / "pyproject.toml").is_file()]
         return [f"{PLACE}/{folder.name}{'/src' if (folder / 'src').is_dir() else ''}" for folder in projects]
 
@@ -228,7 +228,7 @@ def refuse_same_names(folders: tuple[Path, ...]) -> None:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """What an image gets of a folder, without directories, in a fixed order."""
+    """The files of a folder that go into an image, in a fixed order."""
     for path in sorted(folder.rglob("*")):
         if not set(path.relative_to(folder).parts) & set(LEFT_OUT) and (path.is_symlink() or path.is_file()):
             yield path

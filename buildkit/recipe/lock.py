@@ -156,7 +156,7 @@ class Lock:
 
 
 def package_changes(locked: tuple[Deb, ...], made: tuple[Deb, ...]) -> tuple[PackageChange, ...]:
-    """How packages differ from the locked ones, by name.
+    """Differences between packages and the locked ones, by name.
 
     Raises `LockError` if one has the locked version and another checksum: a mirror moves on to other versions only.
     """

@@ -1,4 +1,4 @@
-"""Where a variant's lock lies, and whether it still matches the matrix and the templates."""
+"""Finds a variant's lock, and checks that it matches the matrix and the templates."""
 
 import hashlib
 import os

@@ -211,11 +211,11 @@ class Matrix:
 
         Raises `UsageError` with the nearest match for an unknown target or variant.
         """
-        found = pick(self.targets, target, "target")
-        name = (variant or found.default.name).removesuffix(DEBUG_SUFFIX)
+        chosen_target = pick(self.targets, target, "target")
+        name = (variant or chosen_target.default.name).removesuffix(DEBUG_SUFFIX)
         if name.endswith(ARM64.suffix):
             name, platform = name.removesuffix(ARM64.suffix), ARM64
-        chosen = pick(found.variants, name, f"variant of {target}").for_platform(platform or host_platform())
+        chosen = pick(chosen_target.variants, name, f"variant of {target}").for_platform(platform or host_platform())
         if with_debug or (variant or "").endswith(DEBUG_SUFFIX):
             chosen = self.debuggers.added_to(chosen)
         return chosen.extended(self.user.extension if self.user else None)
@@ -247,9 +247,9 @@ def load_matrix(root: Path, user: Path | None = None) -> Matrix:
     Raises `MatrixError` with file, table and key when something is malformed.
     """
     path = root / "images" / "matrix.toml"
-    own = read_user_file(user) if user else None
+    user_file = read_user_file(user) if user else None
     with values_of(path):
-        return read_matrix(root, path, read_toml(path), own)
+        return read_matrix(root, path, read_toml(path), user_file)
 
 
 def read_matrix(root: Path, path: Path, data: dict[str, Any], user: UserFile | None) -> Matrix:
@@ -295,7 +295,7 @@ def read_target(name: str, table: dict[str, Any], shared: Shared, path: Path, us
     where = f"targets.{name}"
     if name not in ACCELERATORS:
         raise MatrixError(
-            f"{path}: {where}: buildkit knows no accelerator `{name}`",
+            f"{path}: {where}: unknown accelerator `{name}`",
             f"add a row to buildkit/host/accelerators.py; known: {', '.join(ACCELERATORS)}",
         )
     tables = table_of(table, "variants", path, where)
@@ -353,7 +353,7 @@ def read_variant(
 def read_left_out(
     shared: dict[str, dict[str, str]], entry: dict[str, Any], path: Path, place: str
 ) -> dict[str, dict[str, str]]:
-    """What a variant leaves out: what it shares with others, without what its `keep` names, and its own.
+    """Files and wheels that a variant omits: the shared ones, except those in its `keep`, and its own.
 
     Raises `MatrixError` when `keep` names what nothing leaves out.
     """
@@ -371,10 +371,10 @@ def read_left_out(
 
 def read_indexes(tables: dict[str, Any], path: Path, place: str) -> dict[str, VendorIndex]:
     """Raises `MatrixError` for an address that is not public."""
-    found = {}
+    indexes = {}
     for address, table in tables.items():
         where = f"{place}.indexes.{without_password(address)}"
         if not address.startswith("https://") or "@" in address:
             raise MatrixError(f"{path}: {where}: not a public index", "name it by https:// and without a password")
-        found[address] = build(VendorIndex, {**table, "only": tuple(table.get("only", ()))}, path, where)
-    return found
+        indexes[address] = build(VendorIndex, {**table, "only": tuple(table.get("only", ()))}, path, where)
+    return indexes

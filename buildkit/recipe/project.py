@@ -1,6 +1,6 @@
 """Finds the project: the checkout that somebody works in, or the copy of its data inside the installed package.
 
-setup.py makes the copy: `images/`, the container tests, `pyproject.toml`, and the commit that the wheel was built from.
+setup.py makes the copy: `images/`, the code of images, the container tests, `pyproject.toml`, and the wheel's commit.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from buildkit.errors import MatrixError
 
-PACKAGES = Path(__file__).parents[2]  # the folder in which buildkit, entrypoints and trainer lie
+PACKAGES = Path(__file__).parents[2]  # the folder in which buildkit lies: a checkout, or site-packages
 INSTALLED = PACKAGES / "buildkit" / "project"
 MATRIX = Path("images", "matrix.toml")
 IN_IMAGES = ("images", "entrypoints", "trainer")
@@ -41,11 +41,6 @@ def own_project() -> Path:
         f"the installed package lacks its data: there is no {INSTALLED / MATRIX}",
         "install slipway-rl again from a wheel that holds it, or name a Slipway checkout with --project",
     )
-
-
-def code_folder(root: Path, package: str) -> Path:
-    """The folder of `entrypoints` or `trainer` that goes into an image: the project's, or the installed package."""
-    return PACKAGES / package if root == INSTALLED else root / package
 
 
 def project_version(root: Path) -> str:
@@ -96,7 +91,7 @@ def recorded_source() -> dict[str, str]:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git says on stdout; empty when the project is not a git checkout, or git cannot read it."""
+    """git's stdout; empty when the project is not a git checkout, or git cannot read it."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from buildkit.recipe.matrix import WheelLayer
 
 def layer_requirements(pins: Iterable[Pin], layers: Iterable[WheelLayer]) -> dict[str, str]:
     """The requirements file of each layer."""
-    return {name: "".join(pin.text for pin in own) for name, own in split_by_layer(pins, layers).items()}
+    return {name: "".join(pin.text for pin in layer_pins) for name, layer_pins in split_by_layer(pins, layers).items()}
 
 
 def download_caches(pins: Iterable[Pin], layers: Iterable[WheelLayer]) -> dict[str, str]:

@@ -13,7 +13,7 @@ BLOCK = 2**20  # bytes read at once
 ANSWER_LIMIT = 2**22  # bytes of an answer that is no blob; the specification's limit of a manifest
 
 
-def read_limited(answer: requests.Response, limit: int, repository: str, what: str) -> bytes:
+def read_limited(answer: requests.Response, limit: int, repository: str, address: str) -> bytes:
     """The body of a streamed answer, kept in it. Raises `RegistryError` when it is larger than `limit` bytes."""
     body = bytearray()
     with closing(answer):
@@ -22,11 +22,11 @@ def read_limited(answer: requests.Response, limit: int, repository: str, what: s
                 body += chunk
                 if len(body) > limit:
                     raise RegistryError(
-                        f"{repository} sends more than {limit} bytes for {without_query(what)}, the limit",
+                        f"{repository} sends more than {limit} bytes for {without_query(address)}, the limit",
                         "do not use this image; find out who published it",
                     )
         except requests.RequestException as error:
-            raise broken_off(repository, without_query(what), error) from error
+            raise broken_off(repository, without_query(address), error) from error
     answer._content = bytes(body)  # what `answer.content` and `answer.json()` read
     return bytes(body)
 
@@ -49,9 +49,9 @@ def without_query(url: str) -> str:
     return url.partition("?")[0]
 
 
-def broken_off(repository: str, what: str, error: requests.RequestException) -> UnreachableError:
+def broken_off(repository: str, address: str, error: requests.RequestException) -> UnreachableError:
     return UnreachableError(
-        f"the connection broke while {repository} sent {what}: {innermost(error)}", "run the same command again"
+        f"the connection broke while {repository} sent {address}: {innermost(error)}", "run the same command again"
     )
 
 

@@ -89,23 +89,6 @@ class Registry:
         answer = self._send("GET", f"blobs/{blob.digest}", stream=True)
         return BlobStream(answer, blob, self.reference.name)
 
-    def blob_range(self, blob: Descriptor, offset: int, size: int) -> bytes:
-        """Some of a blob's bytes, which nothing was compared with. Raises `RegistryError` without range requests."""
-        byte_range = f"bytes={offset}-{offset + size - 1}"
-        answer = self._send("GET", f"blobs/{blob.digest}", byte_range=byte_range, stream=True)
-        if answer.status_code != 206:
-            answer.close()
-            raise RegistryError(
-                f"{self.reference.host} does not send parts of a blob, which lazy pulling needs",
-                "publish with --compression zstd, or to another registry",
-            )
-        content = read_limited(answer, size, self.reference.name, f"blobs/{blob.digest}")
-        if len(content) != size:
-            raise RegistryError(
-                f"{self.reference.name} sends {len(content)} bytes of {blob.digest}, not {size}", TAMPERED
-            )
-        return content
-
     def put_blob(self, content: bytes, media_type: str) -> Descriptor:
         """Uploads content that the registry does not have yet."""
         blob = Descriptor(media_type, digest_of(content), len(content))
@@ -137,15 +120,15 @@ class Registry:
 
     def referrers(self, digest: str) -> list[Descriptor]:
         """The manifests that refer to a manifest, from the referrers API or, without one, from the fall-back tag."""
-        page, found = f"referrers/{digest}", []
+        page, entries = f"referrers/{digest}", []
         for _ in range(PAGES):
             answer = self._send("GET", page, accept=INDEX, allowed={404})
             if answer.status_code == 404:
                 return self._fallback(digest)
-            found += descriptors(read_object(answer.content), "manifests")
+            entries += descriptors(read_object(answer.content), "manifests")
             following = answer.links.get("next", {}).get("url")
             if not following:
-                return found
+                return entries
             page = resolve(answer.url, following, self.reference.host)
         raise RegistryError(f"{self.reference.host} lists more than {PAGES} pages of referrers of {digest}", MALFORMED)
 

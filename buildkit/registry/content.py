@@ -115,10 +115,10 @@ class BlobStream:
         """Reads the rest. Raises `RegistryError` when the content does not have the blob's digest."""
         while self.read(BLOCK):
             pass
-        found = f"sha256:{self._hash.hexdigest()}"
-        if found != self._blob.digest:
+        digest = f"sha256:{self._hash.hexdigest()}"
+        if digest != self._blob.digest:
             raise RegistryError(
-                f"{self._repository} sends {found} for blob {self._blob.digest}: it was tampered with or damaged",
+                f"{self._repository} sends {digest} for blob {self._blob.digest}: it was tampered with or damaged",
                 TAMPERED,
             )
 

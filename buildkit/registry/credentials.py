@@ -83,8 +83,8 @@ def docker_config() -> dict[str, Any]:
 
 
 def config_file() -> Path | None:
-    found = find_config_file()
-    return Path(str(found)) if found else None
+    path = find_config_file()
+    return Path(str(path)) if path else None
 
 
 def trusted_ca(host: str, named: Path | None) -> Path | None:
@@ -107,7 +107,7 @@ def authorize(
         session.auth = Bearer(fetch_token(session, challenge, credentials, reference))
     else:
         raise UnreachableError(
-            f"{reference.host} wants a password, and docker's configuration has none",
+            f"{reference.host} requires a password, and docker's configuration has none",
             f"run `docker login {reference.host}`",
         )
 

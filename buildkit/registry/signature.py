@@ -123,8 +123,8 @@ def public_key(signer: Signer) -> str:
 def connection(reference: Reference, ca: Path | None) -> list[str]:
     if not reference.secure:
         return ["--allow-http-registry"]
-    found = trusted_ca(reference.host, ca)
-    return ["--registry-cacert", str(found)] if found else []
+    authority = trusted_ca(reference.host, ca)
+    return ["--registry-cacert", str(authority)] if authority else []
 
 
 def cosign(arguments: list[str]) -> subprocess.CompletedProcess[str]:

@@ -47,7 +47,6 @@ class Transport:
         data: bytes | BinaryIO | None = None,
         accept: str = "",
         content_type: str = "",
-        byte_range: str = "",
         query: Mapping[str, str] | None = None,
         allowed: set[int] | frozenset[int] = frozenset(),
         stream: bool = False,
@@ -61,8 +60,6 @@ class Transport:
         headers = {"Accept": accept or "*/*"}
         if content_type:
             headers["Content-Type"] = content_type
-        if byte_range:
-            headers |= {"Range": byte_range, "Accept-Encoding": "identity"}
         request = requests.Request(method, urljoin(self._base, path), headers, data=data, params=query)
         refuse_plain(self.reference, request.url)
         end, pause = time.monotonic() + self.patience, 0.25
@@ -154,7 +151,7 @@ def refuse_plain(reference: Reference, url: str) -> None:
 
 
 def authorities_file(owner: object, certificates: str) -> str | bool:
-    """What `requests` takes: a file, here one that lives as long as its owner; True for its own authorities."""
+    """`verify` of requests: a file that lives as long as its owner, or True for the default authorities."""
     if not certificates:
         return True
     descriptor, name = tempfile.mkstemp(prefix="slipway-ca-", suffix=".pem")

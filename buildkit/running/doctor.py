@@ -117,8 +117,8 @@ def check_engine(findings: Findings) -> HostCheck:
     if working:
         return HostCheck("engine", OK, ", ".join(f"{engine.name} {engine.version}" for engine in working))
     if findings.engines:
-        found = "; ".join(f"{engine.name}: {engine.problem}" for engine in findings.engines)
-        return HostCheck("engine", FAIL, found, "start it (`systemctl start docker`), and be in the group docker")
+        problems = "; ".join(f"{engine.name}: {engine.problem}" for engine in findings.engines)
+        return HostCheck("engine", FAIL, problems, "start it (`systemctl start docker`), and be in the group docker")
     return HostCheck("engine", FAIL, "none", "install Docker or Podman; on Debian as root `ci/engine COMMAND` does it")
 
 
@@ -151,15 +151,15 @@ def check_driver(findings: Findings) -> HostCheck:
         return HostCheck("gpu driver", WARN, "no GPU", f"enough to build, and to run target cpu; {others} need one")
     gpus = findings.machine.gpus[accelerator.target]
     kinds = f" ({', '.join(sorted(set(gpus.architectures)))})" if gpus.architectures else ""
-    found = f"{accelerator.driver_module} {gpus.driver or 'of the kernel'}, {gpus.count} GPUs{kinds}"
+    text = f"{accelerator.driver_module} {gpus.driver or 'of the kernel'}, {gpus.count} GPUs{kinds}"
     target = findings.matrix.targets.get(accelerator.target) if findings.matrix else None
     variants = target.variants.values() if target else []
     too_new = [variant for variant in variants if gpus.driver and older(gpus.driver, variant.driver)]
     if not too_new:
-        return HostCheck("gpu driver", OK, found)
+        return HostCheck("gpu driver", OK, text)
     least = ", ".join(f"{variant.name} needs {variant.driver}" for variant in too_new)
     status = FAIL if len(too_new) == len(variants) else WARN
-    return HostCheck("gpu driver", status, found, f"update the driver: {least}")
+    return HostCheck("gpu driver", status, text, f"update the driver: {least}")
 
 
 def older(driver: str, minimum: str) -> bool:
@@ -173,13 +173,13 @@ def check_toolkit(findings: Findings) -> HostCheck:
     machine = findings.machine
     if not (machine.accelerator and machine.accelerator.container_toolkit):
         return HostCheck("container toolkit", OK, "not needed: no NVIDIA GPU")
-    found = [name for name, here in (("runtime", machine.container_toolkit), ("CDI", machine.cdi)) if here]
-    if not found:
+    ways = [name for name, here in (("runtime", machine.container_toolkit), ("CDI", machine.cdi)) if here]
+    if not ways:
         return HostCheck("container toolkit", FAIL, "none", "install nvidia-container-toolkit, restart the engine")
     if any(engine.name == "podman" for engine in findings.engines) and not machine.cdi:
         fix = "podman takes GPUs by CDI: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
-        return HostCheck("container toolkit", WARN, ", ".join(found), fix)
-    return HostCheck("container toolkit", OK, ", ".join(found))
+        return HostCheck("container toolkit", WARN, ", ".join(ways), fix)
+    return HostCheck("container toolkit", OK, ", ".join(ways))
 
 
 def check_render(findings: Findings) -> HostCheck:
@@ -200,25 +200,25 @@ def check_fabric(findings: Findings) -> HostCheck:
     machine = findings.machine
     if not machine.hcas:
         return HostCheck("infiniband", OK, "no active RDMA adapter: NCCL will use TCP")
-    found = f"{machine.fabric}: {', '.join(machine.hcas)}"
+    text = f"{machine.fabric}: {', '.join(machine.hcas)}"
     if not machine.rdma_devices:
         return HostCheck(
-            "infiniband", FAIL, f"{found}, but no /dev/infiniband", "load the module (`modprobe ib_uverbs`)"
+            "infiniband", FAIL, f"{text}, but no /dev/infiniband", "load the module (`modprobe ib_uverbs`)"
         )
-    return HostCheck("infiniband", OK, found)
+    return HostCheck("infiniband", OK, text)
 
 
 def check_shm(findings: Findings) -> HostCheck:
     machine = findings.machine
     needed = shm_size(machine.ram_bytes)
-    found = "no /dev/shm" if machine.shm_bytes is None else f"{machine.shm_bytes / 2**30:.1f} GiB"
+    size = "no /dev/shm" if machine.shm_bytes is None else f"{machine.shm_bytes / 2**30:.1f} GiB"
     if machine.shm_bytes is not None and machine.shm_bytes >= needed:
-        return HostCheck("shm", OK, found)
+        return HostCheck("shm", OK, size)
     fix = (
         f"for apptainer and enroot, which use the host's: `mount -o remount,size={needed} /dev/shm`; "
         "docker and podman give each container its own"
     )
-    return HostCheck("shm", WARN, found, fix)
+    return HostCheck("shm", WARN, size, fix)
 
 
 def check_memlock(findings: Findings) -> HostCheck:

@@ -1,4 +1,4 @@
-"""The container engines: one small class around each command line. Other modules do not know which engine they use.
+"""The container engines: one small class around each command line. Other modules work with any of them.
 
 Docker builds with BuildKit, through buildx or the client's integrated BuildKit. Podman builds with Buildah and needs
 neither a daemon nor root. Their command lines are the same nearly everywhere.
@@ -31,7 +31,8 @@ INTEGRATED = 22  # the last major version of docker's client that builds with Bu
 class BuildRequest:
     """`secrets` maps an id to a file that the build can read and that stays out of the image.
 
-    `stage` is the stage of the Dockerfile to build; the last one when empty.
+    `stage` is the stage of the Dockerfile to build; the last one when empty. `output` is an exporter of BuildKit with
+    its options; the engine's image store when empty.
     """
 
     context: Path
@@ -41,6 +42,7 @@ class BuildRequest:
     no_cache: bool = False
     progress: str = "auto"
     stage: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ class Docker(ContainerEngine):
     def build_command(self, request: BuildRequest) -> list[str]:
         """Without buildx it needs `DOCKER_BUILDKIT=1`. Raises `EngineError` when its builder is missing."""
         if self.has_buildx():
-            command = [self.binary, "buildx", "build", "--load", "--provenance=false"]
+            output = ["--output", request.output] if request.output else ["--load"]
+            command = [self.binary, "buildx", "build", *output, "--provenance=false"]
         else:
             self.check_integrated()
             command = [self.binary, "build"]
@@ -163,6 +166,16 @@ class Docker(ContainerEngine):
 
     def has_buildx(self) -> bool:
         return self.call("buildx", "version").returncode == 0
+
+    def check_oci_output(self) -> None:
+        """Raises `EngineError` unless builds here can be written as OCI layouts."""
+        store = self.call("info", "--format", "{{.DriverStatus}}").stdout
+        if not (self.has_buildx() and "io.containerd.snapshotter" in store):
+            raise EngineError(
+                "eStargz layers need BuildKit's OCI output, which docker has with buildx and containerd's image store",
+                'write {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json and restart docker; '
+                "`ci/engine` does so with SLIPWAY_IMAGE_STORE=containerd",
+            )
 
     def check_integrated(self) -> None:
         version = self.call("version", "--format", "{{.Client.Version}}").stdout.strip()

@@ -150,7 +150,7 @@ def share(count: int, wanted: int | None, nodes: int, rank: int) -> tuple[int, .
 
 
 def refuse_absent_gpus(request: RunRequest, machine: Machine) -> None:
-    """Raises `RunError` if the nodes together want more GPUs than this machine shows."""
+    """Raises `RunError` if the nodes together need more GPUs than this machine has."""
     count, wanted = machine.gpus[request.target].count, (request.gpus or 0) * request.nodes
     if 0 < count < wanted:
         raise RunError(

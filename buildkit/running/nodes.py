@@ -56,7 +56,7 @@ def run_nodes(
 
 
 def ending(status: int, limit: int) -> str:
-    """How a job with this status ended, after "the run"."""
+    """The end of a job with this status, as a clause after "the run"."""
     return f"did not end within {limit} s" if status == TIMED_OUT else f"ended with status {status}"
 
 
@@ -86,7 +86,7 @@ def node_flags(request: RunRequest, rank: int) -> list[Flag]:
         flags += [
             Flag("network-alias", node, "the name by which the others reach it"),
             Flag("env", f"SLIPWAY_HOSTS={hosts}", "the nodes, the head first"),
-            Flag("env", "SLIPWAY_TOKEN", "the secret by which the nodes know each other"),
+            Flag("env", "SLIPWAY_TOKEN", "the secret that authenticates the nodes"),
         ]
     if rank == 0 and request.interactive:
         flags.append(Flag("interactive", "", "your input reaches the command"))

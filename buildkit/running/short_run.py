@@ -52,20 +52,20 @@ def short_run(folder: str, ranks: int, on_gpus: bool, limit: int) -> tuple[str, 
 
 def labels_of(engine: ContainerEngine, image: str, variant: Variant) -> dict[str, str]:
     """The labels of a local image of this variant that can train. Raises `UsageError` for any other."""
-    found = engine.find(image)
-    if found is None:
+    local = engine.find(image)
+    if local is None:
         raise UsageError(f"there is no image {image}", f"run `buildkit build --target {variant.target}`, or pull one")
-    refuse_other_variant(found.labels, variant, image)
+    refuse_other_variant(local.labels, variant, image)
     if not variant.trains:
         raise UsageError(f"{variant.identifier} cannot train", "name a variant that has torch: `buildkit targets`")
-    return found.labels
+    return local.labels
 
 
 def refuse_other_variant(labels: dict[str, str], variant: Variant, image: str) -> None:
-    found = (labels.get("dev.slipway.target"), labels.get("dev.slipway.variant"))
-    if found != (variant.target, variant.name) or "dev.slipway.lock" not in labels:
+    labelled = (labels.get("dev.slipway.target"), labels.get("dev.slipway.variant"))
+    if labelled != (variant.target, variant.name) or "dev.slipway.lock" not in labels:
         raise UsageError(
-            f"{image} is no image of {variant.identifier}: its labels say {found[0]}, {found[1]}",
+            f"{image} is no image of {variant.identifier}: its labels say {labelled[0]}, {labelled[1]}",
             "name its --target and --variant, or another --image",
         )
 

@@ -9,6 +9,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from buildkit.errors import UsageError
 from buildkit.host.accelerators import ACCELERATORS, Flag
@@ -29,22 +32,24 @@ ON_THE_NODE = ("shm-size", "group-add", "user", "network")
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The `#SBATCH` options; None leaves the cluster's default. `warning` is in seconds before the time limit."""
+    """The `#SBATCH` options, as `buildkit slurm` takes them; None leaves the cluster's default."""
 
-    container: str = "docker"
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    cpus_per_task: int | None = None
-    mem: str = "0"
-    exclusive: bool = True
-    output: str = "slurm-%j.out"
-    warning: int = 120
-    requeue: bool = True
+    container: Annotated[str, typer.Option(help=f"Container runtime on the nodes: {', '.join(CONTAINERS)}.")] = "docker"
+    time: Annotated[str | None, typer.Option(help="Time limit, like 12:00:00 or 3-00:00:00.")] = None
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None
+    account: Annotated[str | None, typer.Option(help="Account.")] = None
+    qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None
+    constraint: Annotated[str | None, typer.Option(help="Features that nodes must have.")] = None
+    nodelist: Annotated[str | None, typer.Option(help="Nodes to use, like gpu-[0,1].")] = None
+    exclude: Annotated[str | None, typer.Option(help="Nodes to avoid.")] = None
+    cpus_per_task: Annotated[int | None, typer.Option(min=1, help="CPUs per node.")] = None
+    mem: Annotated[str, typer.Option(help="Memory per node; 0 means all of it.")] = "0"
+    exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True
+    log: Annotated[str, typer.Option(help="File for the job's output.")] = "slurm-%j.out"
+    warning: Annotated[
+        int, typer.Option(min=1, help="Seconds before the time limit at which the job is asked to write a checkpoint.")
+    ] = 120
+    requeue: Annotated[bool, typer.Option(help="Requeue the job when its time is up.")] = True
 
 
 def sbatch_options(request: RunRequest, machine: Machine, options: SlurmOptions) -> Iterator[tuple[str, str]]:
@@ -62,7 +67,7 @@ def sbatch_options(request: RunRequest, machine: Machine, options: SlurmOptions)
     for name in ("time", "partition", "account", "qos", "constraint", "nodelist", "exclude"):
         if value := getattr(options, name):
             yield name, value
-    yield "output", options.output
+    yield "output", options.log
     yield "open-mode", "append"
     yield "requeue" if options.requeue else "no-requeue", ""
     yield "signal", f"B:USR1@{options.warning}"
@@ -154,11 +159,11 @@ def pyxis_words(request: RunRequest) -> list[str]:
 
     Source: args.c of https://github.com/NVIDIA/pyxis.
     """
-    found = [f"--container-image={enroot_uri(request.image)}", "--no-container-mount-home", "--no-container-entrypoint"]
+    words = [f"--container-image={enroot_uri(request.image)}", "--no-container-mount-home", "--no-container-entrypoint"]
     if request.volumes:
         mounts = ",".join(volume.replace(",", "+") for volume in request.volumes)  # a comma separates mounts
-        found.append(f"--container-mounts={mounts}")
-    return found
+        words.append(f"--container-mounts={mounts}")
+    return words
 
 
 def enroot_uri(image: str) -> str:

@@ -108,14 +108,14 @@ def base_manifest(image: str) -> Manifest:
         return Registry(image, credentials, patience=PATIENCE).manifest(image.digest or image.tag)
 
     try:
-        found = fetch(reference)
+        manifest = fetch(reference)
     except RegistryError:
         if not LOOPBACK.match(reference.host):
             raise
-        found = fetch(replace(reference, secure=False))  # engines fall back to HTTP on their own host, too
-    if found is None:
+        manifest = fetch(replace(reference, secure=False))  # engines fall back to HTTP on their own host, too
+    if manifest is None:
         raise RegistryError(f"{reference.host} has no {image}", "check the base's `image` in images/matrix.toml")
-    return found
+    return manifest
 
 
 def registry_refusal(lock: Lock, engine: ContainerEngine) -> str:
@@ -190,8 +190,8 @@ def bootstrap(
     """
     exact = cached_base(variant, cache, locked, epoch)
     newer = cached_base(variant, cache, locked, epoch, "-newer")
-    if found := exact.find() or (None if only_locked else newer.find()):
-        return found
+    if supplied := exact.find() or (None if only_locked else newer.find()):
+        return supplied
     with making_base(variant, cache) as folder:
         made = run_mmdebstrap(variant, folder / "mirror", locked, epoch)
         changes = package_changes(locked, made.debs)
@@ -298,7 +298,7 @@ def mmdebstrap_command(variant: Variant) -> list[str]:
 def run_mmdebstrap(
     variant: Variant, folder: Path, wanted: tuple[Deb, ...], epoch: int, sources: tuple[str, ...] = ()
 ) -> Bootstrapped:
-    """A root file system in a new `folder`, with the `wanted` versions as far as they can be had.
+    """A root file system in a new `folder`, with the `wanted` versions where the mirror has them.
 
     `sources` replace the host's mirror. Raises `BaseError` when mmdebstrap fails.
     """

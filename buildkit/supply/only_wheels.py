@@ -23,17 +23,17 @@ def only_wheels(requirements: str, host: HostSettings) -> str:
         def archives(pin: Pin) -> frozenset[str]:
             files = list(offered_files(pin.name, host, session))
             wheels = {file.sha256 for file in files if file.is_wheel}
-            found = pin.hashes & ({file.sha256 for file in files} - wheels)
-            if found == pin.hashes:
+            hashes = pin.hashes & ({file.sha256 for file in files} - wheels)
+            if hashes == pin.hashes:
                 raise LockError(
                     f"no index has a wheel of {pin.name} {pin.version}",
                     "pin a version that has one; source archives are never locked",
                 )
-            return found
+            return hashes
 
         try:
-            for found in pool.map(archives, parse_pins(requirements)):
-                for sha256 in found:
+            for hashes in pool.map(archives, parse_pins(requirements)):
+                for sha256 in hashes:
                     requirements = requirements.replace(f"{SEPARATOR}--hash=sha256:{sha256}", "")
         except requests.RequestException as error:
             raise LockError(

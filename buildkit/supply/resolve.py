@@ -49,7 +49,7 @@ def write_lock(
 ) -> Path:
     """The path of the variant's lock, brought up to date; on any failure the old lock stays.
 
-    Versions that still match the matrix stay, as far as the indexes and the mirror have them. `upgrade` resolves
+    Versions that still match the matrix stay where the indexes and the mirror have them. `upgrade` resolves
     everything again, `upgrade_base` the base alone. Raises LockError, BaseError.
     """
     path, old = lock_path(matrix, variant), find_lock(matrix, variant)

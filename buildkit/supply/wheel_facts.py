@@ -79,7 +79,7 @@ def read_wheels(
     machine: str,
     read: Callable[[Pin, OfferedFile, zipfile.ZipFile], Result],
 ) -> list[Result]:
-    """What `read` returns for each pin and its wheel. Raises `LockError` when a wheel cannot be found or read."""
+    """The results of `read` for each pin and its wheel. Raises `LockError` when a wheel cannot be found or read."""
     tags = {tag: rank for rank, tag in enumerate(platform_tags(base.python, base.glibc, machine))}
     with requests.Session() as session, ThreadPoolExecutor(8) as pool:
         session.verify = str(host.ca_bundle) if host.ca_bundle else True
@@ -218,11 +218,11 @@ def is_named(path: str, patterns: Iterable[str]) -> bool:
 
 def architectures(wheel: zipfile.ZipFile, entries: Iterable[zipfile.ZipInfo]) -> set[str]:
     """The architectures (`sm_90` …) for which the wheel's libraries have machine code."""
-    found: set[str] = set()
+    architectures: set[str] = set()
     for entry in entries:
         if ".so" in PurePosixPath(entry.filename).name and entry.file_size > SMALLEST:
-            found |= library_architectures(wheel.read(entry))
-    return found
+            architectures |= library_architectures(wheel.read(entry))
+    return architectures
 
 
 def library_architectures(content: bytes) -> set[str]:
@@ -230,7 +230,7 @@ def library_architectures(content: bytes) -> set[str]:
 
     Each has a header of 16 bytes, then entries with kind, header size, size and architecture.
     """
-    found = set()
+    architectures = set()
     start = content.find(FATBIN)
     while start >= 0:
         (size,) = struct.unpack_from("<Q", content, start + 8)
@@ -239,9 +239,9 @@ def library_architectures(content: bytes) -> set[str]:
             kind, _, header, length = struct.unpack_from("<HHIQ", content, place)
             (architecture,) = struct.unpack_from("<I", content, place + 28)
             if kind == CUBIN and 50 <= architecture < 1000:
-                found.add(f"sm_{architecture}")
+                architectures.add(f"sm_{architecture}")
             if header == 0:
                 break
             place += header + length
         start = content.find(FATBIN, max(start + 16, end if size < 2**33 else start + 16))
-    return found
+    return architectures

@@ -11,14 +11,14 @@ from buildkit.supply.simple_index import local_offers
 
 def local_wheels(pins: Iterable[Pin], host: HostSettings) -> list[Path]:
     """Wheels in the host's wheel folders and `file:` indexes with a locked sha256; each digest once."""
-    found: dict[str, Path] = {}
+    wheels: dict[str, Path] = {}
     for pin in pins:
         for wheel in local_offers(pin.name, host):
             path = Path(wheel.location)
             digest = wheel.sha256 or sha256(path)
             if digest in pin.hashes:
-                found.setdefault(digest, path)
-    return sorted(found.values())
+                wheels.setdefault(digest, path)
+    return sorted(wheels.values())
 
 
 def sha256(path: Path) -> str:

@@ -70,9 +70,9 @@ def pack(folder: Path, cache: WarmCache, output: Path, private: Iterable[str] = 
 
 
 def member(name: str, size: int) -> tarfile.TarInfo:
-    found = tarfile.TarInfo(name)  # with time 0, and root as the owner
-    found.size, found.mode = size, 0o644
-    return found
+    entry = tarfile.TarInfo(name)  # with time 0, and root as the owner
+    entry.size, entry.mode = size, 0o644
+    return entry
 
 
 def refuse_private(folder: Path, files: Iterable[str], private: Iterable[bytes]) -> None:
@@ -140,17 +140,17 @@ def unpack_files(tar: tarfile.TarFile, cache: WarmCache, folder: Path, archive: 
     if cache.bytes > LIMIT:
         raise WarmCacheError(f"{archive} holds {cache.bytes} bytes, more than the limit of {LIMIT}", HINT)
     files = size = 0
-    while found := tar.next():
-        refuse_hostile(found, archive)
-        files, size = files + 1, size + found.size
+    while entry := tar.next():
+        refuse_hostile(entry, archive)
+        files, size = files + 1, size + entry.size
         if files > cache.files or size > cache.bytes:
             break
-        content = tar.extractfile(found)
+        content = tar.extractfile(entry)
         assert content is not None  # it is a regular file
         try:
-            write(folder / found.name, content)
+            write(folder / entry.name, content)
         except (FileExistsError, NotADirectoryError) as error:
-            raise WarmCacheError(f"{archive} holds {found.name} twice", HINT) from error
+            raise WarmCacheError(f"{archive} holds {entry.name} twice", HINT) from error
     if (files, size) != (cache.files, cache.bytes):
         raise WarmCacheError(
             f"{archive} holds {files} files of {size} bytes, and its manifest says {cache.files} of {cache.bytes}",
@@ -158,16 +158,16 @@ def unpack_files(tar: tarfile.TarFile, cache: WarmCache, folder: Path, archive: 
         )
 
 
-def refuse_hostile(found: tarfile.TarInfo, archive: Path) -> None:
+def refuse_hostile(entry: tarfile.TarInfo, archive: Path) -> None:
     """Raises `WarmCacheError` for anything but a file in one of the caches."""
-    parts = PurePosixPath(found.name).parts
-    if not found.isreg():
+    parts = PurePosixPath(entry.name).parts
+    if not entry.isreg():
         problem = "is a link, a device or a folder: a warm cache holds files"
-    elif not parts or parts[0] not in FOLDERS or ".." in parts or len(parts) < 2 or "\0" in found.name:
+    elif not parts or parts[0] not in FOLDERS or ".." in parts or len(parts) < 2 or "\0" in entry.name:
         problem = f"lies outside of the caches {', '.join(sorted(FOLDERS))}"
     else:
         return
-    raise WarmCacheError(f"{archive}: {found.name!r} {problem}", "do not use it; find out who made it")
+    raise WarmCacheError(f"{archive}: {entry.name!r} {problem}", "do not use it; find out who made it")
 
 
 def write(path: Path, content: IO[bytes]) -> None:

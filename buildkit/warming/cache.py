@@ -17,7 +17,7 @@ from buildkit.host.machine import Machine
 SCHEMA = 1
 MANIFEST = "warm.json"
 PLACE = "/opt/slipway/warm"
-"""Where `launch` looks for it in a container."""
+"""Its folder in a container, which `launch` reads."""
 SHORT = 12  # characters of a digest in a name
 
 
@@ -70,8 +70,8 @@ def refuse_other_lock(cache: WarmCache, lock: str) -> None:
 def refuse_other_machine(cache: WarmCache, here: Key) -> None:
     """Raises `WarmCacheError` if this machine has other GPUs or another driver than the one that compiled it."""
     if not set(here.devices) <= set(cache.key.devices):
-        made, found = (" and ".join(devices) or "CPU" for devices in (cache.key.devices, here.devices))
-        raise WarmCacheError(f"the warm cache was compiled on {made}, and this machine has {found}", HINT)
+        made, present = (" and ".join(devices) or "CPU" for devices in (cache.key.devices, here.devices))
+        raise WarmCacheError(f"the warm cache was compiled on {made}, and this machine has {present}", HINT)
     if here.driver != cache.key.driver:
         raise WarmCacheError(
             f"the warm cache was compiled with driver {cache.key.driver or 'none'}, "

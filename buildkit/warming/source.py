@@ -1,4 +1,4 @@
-"""Where a warm cache comes from, and whom it is trusted from.
+"""Sources of warm caches, and the trust that each needs.
 
 Its code runs in the job. A file is as trustworthy as its folder; of a registry, a tag can be moved by whoever may push.
 """

@@ -30,7 +30,7 @@ SHORTEST = 6  # characters of a private word; any code contains shorter ones by 
 
 @dataclass(frozen=True)
 class WarmRun:
-    """What to run: an image of a variant, and a command for `launch`; without one, PPO of a small model."""
+    """An image of a variant and a command for `launch`; without a command, PPO of a small model."""
 
     variant: Variant
     image: str
@@ -70,7 +70,7 @@ def make_cache(run: WarmRun, engine: ContainerEngine, output: Path) -> WarmCache
 
 
 def private_words(request: RunRequest, folder: str) -> Iterator[str]:
-    """What no cache may contain: this host's name and paths, the job's secret, the values of the given variables."""
+    """Words that no cache may contain: host name and paths, the job's secret, values of the given variables."""
     values = [variable.partition("=")[2] for variable in request.environment[1:]]
     paths = [folder, *(volume.partition(":")[0] for volume in request.volumes), str(Path.home())]
     common = ("/", "/root", "/home", "localhost")

@@ -59,8 +59,8 @@ def _wrapped(paragraph: str) -> str:
 def _table() -> str:
     rows = ["| precedence | name | environment | tested under |", "| --- | --- | --- | --- |"]
     rows += [
-        f"| {order} | `{found.name}` | {found.title} | {found.run_under} |"
-        for order, found in enumerate(REGISTRY, start=1)
+        f"| {order} | `{environment.name}` | {environment.title} | {environment.run_under} |"
+        for order, environment in enumerate(REGISTRY, start=1)
     ]
     return "\n".join(rows)
 

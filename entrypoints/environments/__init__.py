@@ -112,26 +112,27 @@ def _choose(answers: list[tuple[type[Environment], Answer]]) -> Allocation:
     return first
 
 
-def _placed(view: ProcessView, found: Allocation, answers: list[tuple[type[Environment], Answer]]) -> Allocation:
+def _placed(view: ProcessView, allocation: Allocation, answers: list[tuple[type[Environment], Answer]]) -> Allocation:
     """The allocation with this process's own place in it.
 
     Variables may be those of another process, which mpirun passed on. What cannot be passed on decides: this host's
     name among the hosts, else the rank that the MPI launcher gave to this task. A run of `mpirun` on fewer nodes than
     are allocated is the job itself.
     """
-    if found.environment == Explicit.name or found.attach:
-        return with_local_rank(found, view.variables)
+    if allocation.environment == Explicit.name or allocation.attach:
+        return with_local_rank(allocation, view.variables)
     started = next((answer for by, answer in answers if by.precedence in MPI and isinstance(answer, Allocation)), None)
-    here = view.place_in(found.hosts or ())
+    here = view.place_in(allocation.hosts or ())
     if started is not None:
-        if (started.task_count or started.node_count) < found.node_count or started.node_count == 1 < found.node_count:
-            found, here = started, None
-        elif here is None and started.node_count == found.node_count:
+        tasks, nodes = started.task_count or started.node_count, allocation.node_count
+        if tasks < nodes or started.node_count == 1 < nodes:
+            allocation, here = started, None
+        elif here is None and started.node_count == nodes:
             here = started.node_rank
-    if here is not None and here != found.node_rank:
-        found = replace(found, node_rank=here, variables={**found.variables, "hostname": view.hostname})
-    found = replace(found, job_id=run_id(view.variables) or found.job_id)
-    return with_local_rank(found, view.variables)
+    if here is not None and here != allocation.node_rank:
+        allocation = replace(allocation, node_rank=here, variables={**allocation.variables, "hostname": view.hostname})
+    allocation = replace(allocation, job_id=run_id(view.variables) or allocation.job_id)
+    return with_local_rank(allocation, view.variables)
 
 
 def _existing_cluster(view: ProcessView, winner: Allocation) -> tuple[str, ...]:
@@ -144,31 +145,32 @@ def _existing_cluster(view: ProcessView, winner: Allocation) -> tuple[str, ...]:
     return (f"{ADDRESS}={address} names a cluster that exists already; {winner.environment} wins",)
 
 
-def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
+def _as_the_user_says(view: ProcessView, allocation: Allocation) -> Allocation:
     """Apply what the user says: a cluster to attach to, a number of nodes, another name of the head.
 
     Raises DetectionError if it contradicts the environment, or if the cluster's address is a dashboard's.
     """
-    if found.environment != Explicit.name:
-        found = replace(found, attach=cluster_address(view.variables) or found.attach)
+    if allocation.environment != Explicit.name:
+        allocation = replace(allocation, attach=cluster_address(view.variables) or allocation.attach)
     expected = Reader(view.variables).number(NODES)
-    if expected is not None and not found.attach and expected != found.node_count:
-        if found.environment == Single.name:
+    if expected is not None and not allocation.attach and expected != allocation.node_count:
+        if allocation.environment == Single.name:
             raise DetectionError(f"{NODES} is {expected}, but {NOTHING_RECOGNISED}", _HOW_TO_HAVE_SEVERAL)
         raise DetectionError(
-            f"{NODES} is {expected}, but {found.environment} says {found.node_count} nodes ({found.reason})",
+            f"{NODES} is {expected}, but {allocation.environment} says {allocation.node_count} nodes "
+            f"({allocation.reason})",
             hint="unset it, as the environment knows the number, or list the nodes in SLIPWAY_HOSTS",
         )
     text = view.variables.get(HEAD, "").strip()
-    if not text or found.environment == Single.name or (head := host_name(text, HEAD)) == found.head:
-        return found
-    if found.hosts is not None and head in found.hosts[1:]:
+    if not text or allocation.environment == Single.name or (head := host_name(text, HEAD)) == allocation.head:
+        return allocation
+    if allocation.hosts is not None and head in allocation.hosts[1:]:
         raise DetectionError(
-            f"{HEAD} is {head}, but {found.environment} has it as node {found.hosts.index(head)}; "
-            f"node 0 is {found.hosts[0]}",
+            f"{HEAD} is {head}, but {allocation.environment} has it as node {allocation.hosts.index(head)}; "
+            f"node 0 is {allocation.hosts[0]}",
             hint=f"unset {HEAD}, or list the nodes in the order that you want: --hosts or SLIPWAY_HOSTS",
         )
-    return replace(found, head=head, other_heads=(), variables={**found.variables, HEAD: head})
+    return replace(allocation, head=head, other_heads=(), variables={**allocation.variables, HEAD: head})
 
 
 def _differences(winner: Allocation, other: Allocation) -> list[str]:

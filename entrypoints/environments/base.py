@@ -74,12 +74,12 @@ class Allocation:
         if not self.alone:
             return None
         if self.node_count == 1:
-            what = f"{self.head} is allocated, but this process runs on another host"
+            problem = f"{self.head} is allocated, but this process runs on another host"
         elif self.node_rank > 0:
-            what = f"this is node {self.node_rank} of {self.node_count}, but nothing says what started this process"
+            problem = f"this is node {self.node_rank} of {self.node_count}, but nothing says what started this process"
         else:
-            what = f"{self.node_count} nodes are allocated, but only this process was started"
-        return DetectionError(what, hint=f"write {self.alone}, or --single for this node alone")
+            problem = f"{self.node_count} nodes are allocated, but only this process was started"
+        return DetectionError(problem, hint=f"write {self.alone}, or --single for this node alone")
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -169,5 +169,5 @@ def by_precedence() -> tuple[type[Environment], ...]:
 
 def scheduler_job_id(variables: Mapping[str, str]) -> str | None:
     """The id of the scheduler's job around this process. Unlike the launchers' own ids it is equal on all nodes."""
-    found = (environment.scheduler_job_id(variables) for environment in by_precedence())
-    return next((job_id for job_id in found if job_id is not None), None)
+    job_ids = (environment.scheduler_job_id(variables) for environment in by_precedence())
+    return next((job_id for job_id in job_ids if job_id is not None), None)

@@ -32,22 +32,24 @@ class Compose(Environment):
         if service is None:
             return None
         count = reader.required_number(NODES, hint=f"set --nodes or {NODES} to the number of replicas of {service}")
-        name, found = _addresses(service)
-        if len(found) < count:
-            raise NotYetThereError(f"{name} has {len(found)} addresses so far, not {count}")
-        if len(found) > count:
-            raise DetectionError(f"{name} has {len(found)} addresses, but {NODES} is {count}: {', '.join(found)}")
-        mine = [address for address in found if address in view.addresses]
+        name, addresses = _addresses(service)
+        if len(addresses) < count:
+            raise NotYetThereError(f"{name} has {len(addresses)} addresses so far, not {count}")
+        if len(addresses) > count:
+            raise DetectionError(
+                f"{name} has {len(addresses)} addresses, but {NODES} is {count}: {', '.join(addresses)}"
+            )
+        mine = [address for address in addresses if address in view.addresses]
         if len(mine) != 1:
-            raise DetectionError(f"none of the addresses of {name} is this node's: {', '.join(found)}")
-        reader.used[name] = ",".join(found)
+            raise DetectionError(f"none of the addresses of {name} is this node's: {', '.join(addresses)}")
+        reader.used[name] = ",".join(addresses)
         return Allocation(
             environment=cls.name,
             job_id=service,
             node_count=count,
-            node_rank=found.index(mine[0]),
-            hosts=tuple(found),
-            head=found[0],
+            node_rank=addresses.index(mine[0]),
+            hosts=tuple(addresses),
+            head=addresses[0],
             variables=reader.used,
         )
 

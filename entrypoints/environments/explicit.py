@@ -20,7 +20,7 @@ NODE_RANK = "SLIPWAY_NODE_RANK"
 
 SINGLE = "SLIPWAY_SINGLE"
 PLACE = (HOSTS, HOST_FILE, HEAD, NODES, NODE_RANK, SINGLE)
-"""What a user says of the nodes of one launch. Its command does not get it: a launch in there is not one of them."""
+"""The user's settings of one launch's nodes. Its command does not inherit them."""
 ALL_THREE = f"set all of {HEAD}, {NODES} and {NODE_RANK}, or list the nodes in {HOSTS}"
 
 

@@ -16,27 +16,29 @@ _ELASTIC, _WORKERS = "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"
 """Set by torchrun for its workers."""
 
 
-def with_local_rank(found: Allocation, variables: Mapping[str, str]) -> Allocation:
+def with_local_rank(allocation: Allocation, variables: Mapping[str, str]) -> Allocation:
     """The allocation with this process's rank on its node: above 0 if any launcher around it says so.
 
     Only the process with local rank 0 forms Ray, so there must be one of them per node. Raises DetectionError if a
     variable is no number.
     """
     reader = Reader(variables)
-    ranks = {name: reader.number(name) or 0 for name in _names(found.environment)}
+    ranks = {name: reader.number(name) or 0 for name in _names(allocation.environment)}
     if variables.get(_ELASTIC):
-        tasks = found.task_count or found.node_count
-        found = replace(found, task_count=tasks * (reader.number(_WORKERS) or 1))
+        tasks = allocation.task_count or allocation.node_count
+        allocation = replace(allocation, task_count=tasks * (reader.number(_WORKERS) or 1))
     deciding = next((name for name, rank in ranks.items() if rank), None)
-    if found.local_rank > 0 or deciding is None:
-        return found
-    used = {**found.variables, deciding: variables[deciding]}
-    return replace(found, local_rank=ranks[deciding], variables=used)
+    if allocation.local_rank > 0 or deciding is None:
+        return allocation
+    used = {**allocation.variables, deciding: variables[deciding]}
+    return replace(allocation, local_rank=ranks[deciding], variables=used)
 
 
-def local_rank_conflict(found: Allocation, variables: Mapping[str, str]) -> list[str]:
+def local_rank_conflict(allocation: Allocation, variables: Mapping[str, str]) -> list[str]:
     """A sentence if the variables disagree, as they do inside each other."""
-    ranks = {name: rank for name in _names(found.environment) if (rank := Reader(variables).number(name)) is not None}
+    ranks = {
+        name: rank for name in _names(allocation.environment) if (rank := Reader(variables).number(name)) is not None
+    }
     if len(set(ranks.values())) < 2:
         return []
     told = ", ".join(f"{name} says {rank}" for name, rank in ranks.items())
@@ -51,5 +53,5 @@ def local_rank_variable(variables: Mapping[str, str]) -> str | None:
 def _names(environment: str) -> tuple[str, ...]:
     if environment == Explicit.name:
         return (*OF_LAUNCHERS, *OF_MANAGERS.values())
-    own = OF_MANAGERS.get(environment)
-    return (*OF_LAUNCHERS, own) if own else OF_LAUNCHERS
+    manager = OF_MANAGERS.get(environment)
+    return (*OF_LAUNCHERS, manager) if manager else OF_LAUNCHERS

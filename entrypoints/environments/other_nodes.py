@@ -1,4 +1,4 @@
-"""Signs that a process which no environment understood has other nodes beside it.
+"""Evidence of a multi-node job under an unknown scheduler.
 
 A lone node has none of these variables and files. Counts of what runs on one node (`…_PER_NODE`, `LOCAL_…`) and of CPUs
 are no sign, nor are the lists of servers that a program may use (`KAFKA_HOSTS`).
@@ -104,13 +104,13 @@ def signs(view: ProcessView) -> Iterator[Sign]:
         if not number.is_index and number.value > 1 and _counts_nodes(view, number):
             value = ours[number.name]
             yield Sign(
-                f"{number.name} is {value!r}, so there are other nodes, but nothing that `launch` knows names them"
+                f"{number.name} is {value!r}, so there are other nodes, but no variable that `launch` reads names them"
             )
     for index, count in itertools.product(numbers, numbers):
         if index.is_index and not count.is_index and _belong_together(index, count):
             yield Sign(
-                f"{index.name} is {index.value} of {count.name} {count.value}, so there are other nodes, but nothing "
-                "that `launch` knows names them"
+                f"{index.name} is {index.value} of {count.name} {count.value}, so there are other nodes, but no "
+                "variable that `launch` reads names them"
             )
     for name, value in ours.items():
         if (hosts := _hosts(view, name, value)) and len(hosts) > 1:
@@ -182,14 +182,14 @@ def _singular(word: str) -> str:
 
 def _counts_nodes(view: ProcessView, count: _Number) -> bool:
     """Whether a count alone shows several nodes, or more processes than run on one."""
-    what = count.stem[-1] if count.stem else ""
+    word = count.stem[-1] if count.stem else ""
     if count.kind == "SIZE":
-        return what in _SETS_OF_TASKS
-    if what in _NODES or (what == "TASK" and count.kind == "COUNT"):
+        return word in _SETS_OF_TASKS
+    if word in _NODES or (word == "TASK" and count.kind == "COUNT"):
         return True
-    if what in ("WORKER", "TRAINER"):  # NUM_WORKERS are mostly a program's own
+    if word in ("WORKER", "TRAINER"):  # NUM_WORKERS are mostly a program's own
         return not count.name.upper().endswith(("NUM_WORKERS", "N_WORKERS", "WORKER_COUNT", "WORKERS_COUNT"))
-    return what in ("PROC", "PROCESS") and count.value not in _numbers_of_one_node(view)
+    return word in ("PROC", "PROCESS") and count.value not in _numbers_of_one_node(view)
 
 
 def _belong_together(index: _Number, count: _Number) -> bool:
@@ -228,9 +228,9 @@ def _hosts(view: ProcessView, name: str, value: str) -> list[str]:
         words = expand(value) if re.search(r"\[\d", value) and ":" not in value else re.split(r"[,;\s\"']+", value)
     except HostlistError:
         return []
-    found = dict.fromkeys(word for entry in words if _NAME.fullmatch(word := without_number(entry).strip("[]")))
-    mine = [host for host in found if view.is_me(host)]
-    others = [host for host in found if host not in mine]
+    distinct = dict.fromkeys(word for entry in words if _NAME.fullmatch(word := without_number(entry).strip("[]")))
+    mine = [host for host in distinct if view.is_me(host)]
+    others = [host for host in distinct if host not in mine]
     families = [[host for host in others if is_address(host) and (":" in host) == ipv6] for ipv6 in (False, True)]
     names = [host for host in others if not is_address(host)]  # an IPv4 and an IPv6 address may be one host
     return [*mine[:1], *names, *max(families, key=len)] if surely or mine else []

@@ -60,7 +60,7 @@ class ProcessView:
     def addresses(self) -> frozenset[str]:
         """This node's own addresses, without loopback."""
         text = "\n".join(self.lines("/proc/net/fib_trie") or ())
-        ipv4 = (found for found in _LOCAL_ADDRESS.findall(text) if not found.startswith("127."))
+        ipv4 = (address for address in _LOCAL_ADDRESS.findall(text) if not address.startswith("127."))
         ipv6 = (line.split()[0] for line in self.lines("/proc/net/if_inet6") or ())
         return frozenset((*ipv4, *(str(ipaddress.IPv6Address(int(digits, 16))) for digits in ipv6))) - {"::1"}
 
@@ -169,7 +169,7 @@ def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
 
 
 def _how_to_place(hosts: Sequence[str], source: str) -> str:
-    """How the user tells this node's rank in a list. With a rank alone nothing would tell the other nodes."""
+    """The hint for this node's rank in a list. A rank alone would not name the other nodes."""
     ranks = f"0 to {len(hosts) - 1}"
     if source.startswith("SLIPWAY_"):
         return f"set its rank with --node-rank or SLIPWAY_NODE_RANK ({ranks})"

@@ -46,13 +46,13 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """What `launch` needs to know of one kind of accelerator. Paths are relative to the host's root."""
+    """The facts of one kind of accelerator. Paths are relative to the host's root."""
 
     target: str
     """The image's target, as in its manifest."""
     vendor: str
     architecture_prefix: str
-    """How its architectures begin: `sm_`."""
+    """The prefix of its architectures: `sm_`."""
     find: Callable[[Tree], list[Gpu]]
     """The GPUs that the driver reports."""
     shared_devices: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Accelerator:
     """A path that exists if the driver is loaded."""
     driver_version_file: str
     driver_fix: str
-    """How to get the driver."""
+    """The hint to install the driver."""
     component: str
     """The user-space stack that depends on the driver, as environment tables call it: `cuda`, `rocm`."""
     minimum_drivers: tuple[tuple[int, tuple[int, ...]], ...]
@@ -82,7 +82,7 @@ class Accelerator:
     packages: Mapping[str, tuple[str, ...]]
     """The distributions whose version is a component's, the preferred one first."""
     torch_tag: str
-    """What precedes the component's version in torch's local version: `cu` in `2.11.0+cu130`."""
+    """The prefix of the component's version in torch's local version: `cu` in `2.11.0+cu130`."""
     version_file: str | None = None
     """A file of the image or host that holds the component's version."""
     own_settings: tuple[str, ...] = ()
@@ -95,8 +95,8 @@ class Accelerator:
 
 def find_gpus(tree: Tree) -> tuple[Gpu, ...]:
     """All GPUs that any driver reports, ordered by address."""
-    found = [gpu for accelerator in ACCELERATORS for gpu in accelerator.find(tree)]
-    return tuple(sorted(found, key=lambda gpu: gpu.address))
+    gpus = [gpu for accelerator in ACCELERATORS for gpu in accelerator.find(tree)]
+    return tuple(sorted(gpus, key=lambda gpu: gpu.address))
 
 
 def architectures(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
@@ -144,14 +144,14 @@ def hidden_devices(variables: Mapping[str, str]) -> dict[str, int]:
     return {name: len(visible_devices(variables[name])) for name in names if name in variables}
 
 
-def foreign_settings(found: tuple[str, ...]) -> tuple[str, ...]:
+def foreign_settings(vendors: tuple[str, ...]) -> tuple[str, ...]:
     """Prefixes of variables that only accelerators without a GPU here read. `found` are the architectures here."""
-    absent = [row for row in ACCELERATORS if not any(name.startswith(row.architecture_prefix) for name in found)]
+    absent = [row for row in ACCELERATORS if not any(name.startswith(row.architecture_prefix) for name in vendors)]
     return tuple(prefix for row in absent for prefix in row.own_settings)
 
 
 def _find_nvidia(tree: Tree) -> list[Gpu]:
-    found = []
+    gpus = []
     for address in tree.names(_NVIDIA):
         information = tree.text(f"{_NVIDIA}/{address}/information") or ""
         model = next(
@@ -161,8 +161,8 @@ def _find_nvidia(tree: Tree) -> list[Gpu]:
             (arch for arch, names in _NVIDIA_MODELS if any(_is_model(model, name) for name in names)), None
         )
         path = tree.pci_path(f"{_PCI}/{address}")
-        found.append(Gpu(address=address, architecture=architecture, model=model or "unknown", pci_path=path))
-    return found
+        gpus.append(Gpu(address=address, architecture=architecture, model=model or "unknown", pci_path=path))
+    return gpus
 
 
 def _is_model(model: str, name: str) -> bool:
@@ -176,7 +176,7 @@ def _is_model(model: str, name: str) -> bool:
 
 
 def _find_amd(tree: Tree) -> list[Gpu]:
-    found = []
+    gpus = []
     for node in tree.names(_AMD):
         if (tree.text(f"{_AMD}/{node}/gpu_id") or "0") == "0":
             continue  # a CPU
@@ -186,8 +186,8 @@ def _find_amd(tree: Tree) -> list[Gpu]:
         address = f"{domain:04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7:x}"
         architecture = _gfx(int(properties.get("gfx_target_version", 0)))
         path = tree.pci_path(f"{_PCI}/{address}")
-        found.append(Gpu(address=address, architecture=architecture, model=architecture or "unknown", pci_path=path))
-    return found
+        gpus.append(Gpu(address=address, architecture=architecture, model=architecture or "unknown", pci_path=path))
+    return gpus
 
 
 def _gfx(target: int) -> str | None:

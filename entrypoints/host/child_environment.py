@@ -38,7 +38,7 @@ def child_environment(variables: Mapping[str, str], settings: Sequence[Setting] 
 
 
 def for_any_user(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with writable places, and a home and user name for a user whom /etc/passwd does not know.
+    """The environment with writable places, and a home and user name for a user without an entry in /etc/passwd.
 
     Raises UsageError if no cache directory can be written.
     """
@@ -62,16 +62,16 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 def _home(environment: Mapping[str, str]) -> dict[str, str]:
     """HOME if it is not writable, and a user name if /etc/passwd lacks this user id: `getpass.getuser()` needs one."""
-    found = {}
+    values = {}
     if not _home_is_writable(environment):
         home = _cache_root(environment) / "home"
         home.mkdir(exist_ok=True)
-        found["HOME"] = str(home)
+        values["HOME"] = str(home)
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
-        found |= {name: environment.get(name) or f"uid{os.getuid()}" for name in ("USER", "LOGNAME")}
-    return found
+        values |= {name: environment.get(name) or f"uid{os.getuid()}" for name in ("USER", "LOGNAME")}
+    return values
 
 
 def _cache_root(environment: Mapping[str, str]) -> Path:

@@ -15,7 +15,7 @@ def available_memory(tree: Tree | None = None) -> int:
 
 
 def memory_limits(tree: Tree) -> dict[str, int]:
-    """What limits the memory, in bytes: the node's RAM, and the files of this process's control groups that do."""
+    """Memory limits in bytes: the node's RAM, and those of this process's control groups."""
     limits = {"RAM": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
     for folder in group_folders(tree, "memory"):
         for file in _FILES:

@@ -55,15 +55,15 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
     from_fabric, warnings = fabric_settings(fabric.choice, versions.get("nccl"))
     if NCCL_HCAS in variables:  # the user has chosen adapters in NCCL's own words
         from_fabric = [setting for setting in from_fabric if setting.name != NO_RDMA]
-    found = architectures(fabric.gpus)
-    foreign = foreign_settings(found)
+    gpu_architectures = architectures(fabric.gpus)
+    foreign = foreign_settings(gpu_architectures)
     from_fabric = [setting for setting in from_fabric if not setting.name.startswith(foreign)]
     from_fabric += visibility_settings(variables)
-    from_table = table_settings(document.get("env", []), found, versions, fabric.kind)
+    from_table = table_settings(document.get("env", []), gpu_architectures, versions, fabric.kind)
     settings = {setting.name: setting for setting in reversed([*from_fabric, *from_table])}  # the first of a name wins
     return Host(
         fabric=fabric,
-        architectures=found,
+        architectures=gpu_architectures,
         versions=versions,
         target=document.get("target"),
         slipway=slipway_version(document),
@@ -76,15 +76,15 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
 
 def visibility_settings(variables: Mapping[str, str]) -> list[Setting]:
     """The variable that Ray reads, where a scheduler restricts this process by another one of the same GPUs."""
-    found = []
+    settings = []
     for row in ACCELERATORS:
         first, *others = row.visible_variables
         given = [name for name in others if name in variables]
         if given and first not in variables:
             count = len(visible_devices(variables[given[0]]))
             reason = f"{given[0]}={variables[given[0]]!r} leaves {count} GPUs, which Ray counts by this name only"
-            found.append(Setting(first, ",".join(map(str, range(count))), reason))
-    return found
+            settings.append(Setting(first, ",".join(map(str, range(count))), reason))
+    return settings
 
 
 def read_manifest(tree: Tree) -> dict[str, Any]:

@@ -36,13 +36,13 @@ def use_starting_cache(tree: Tree, host: Host, environment: Mapping[str, str]) -
         return {}
     try:
         root = cache_directory(environment)
-        found = {name: environment.get(name) or str(root / CACHES[name]) for name in COMPILED}
-        copied = sum(copy_compiled(source / CACHES[name], Path(folder)) for name, folder in found.items())
+        folders = {name: environment.get(name) or str(root / CACHES[name]) for name in COMPILED}
+        copied = sum(copy_compiled(source / CACHES[name], Path(folder)) for name, folder in folders.items())
     except (OSError, LaunchError) as error:
         log.warning("compiled code in %s is not used: %s", source, error)
         return {}
-    log.info("compiled code from %s: %d new files in %s", source, copied, ", ".join(found.values()))
-    return found
+    log.info("compiled code from %s: %d new files in %s", source, copied, ", ".join(folders.values()))
+    return folders
 
 
 def _misfit(source: Path, tree: Tree, host: Host) -> str | None:

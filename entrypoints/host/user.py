@@ -1,4 +1,4 @@
-"""A home and a user name for Python programs of a user whom /etc/passwd does not know, as in `docker run --user 12345`.
+"""A home and a name for Python programs of a user without an entry in /etc/passwd: `docker run --user 12345`.
 
 `slipway_user.pth` runs `complete` when Python starts, also where `docker exec` or another entrypoint starts it.
 """
@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 
 
 def complete(environment: MutableMapping[str, str]) -> None:
-    """Add the variables that `launch` gives its children; for a user whom passwd knows, and where it fails, none."""
+    """Add the variables that `launch` gives its children; none for a user with an entry, or where it fails."""
     try:
         pwd.getpwuid(os.getuid())
         return

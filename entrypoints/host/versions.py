@@ -23,7 +23,7 @@ def installed(distribution: str) -> str | None:
 def slipway_version(manifest: Mapping[str, Any]) -> str | None:
     """The version in the image's manifest, else the installed distribution's; None if neither exists.
 
-    Images copy the code without distribution metadata, so only the manifest knows their version.
+    Images copy the code without distribution metadata, so only the manifest has their version.
     """
     version = manifest.get("version") or installed(DISTRIBUTION)
     return None if version is None else str(version)
@@ -79,10 +79,12 @@ def component_versions(pins: Mapping[str, str]) -> dict[str, str]:
     packages = _PACKAGES.copy()
     for row in ACCELERATORS:
         packages |= row.packages
-    found = {component: pins[name] for component, names in packages.items() for name in reversed(names) if name in pins}
+    versions = {
+        component: pins[name] for component, names in packages.items() for name in reversed(names) if name in pins
+    }
     local = pins.get("torch", "").partition("+")[2]
     for row in ACCELERATORS:
-        if local.startswith(row.torch_tag) and row.component not in found:
+        if local.startswith(row.torch_tag) and row.component not in versions:
             version = local.removeprefix(row.torch_tag)
-            found[row.component] = version if "." in version else f"{version[:-1]}.{version[-1:]}"  # `130` is 13.0
-    return found
+            versions[row.component] = version if "." in version else f"{version[:-1]}.{version[-1:]}"  # `130` is 13.0
+    return versions

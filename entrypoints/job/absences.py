@@ -24,14 +24,14 @@ class Absences:
         self._allocation = allocation
         self._port = port
         self._causes: dict[int, str] = {}
-        """The reason why each missing rank is missing, from nodes that know the token."""
+        """The reason why each missing rank is missing, from nodes that hold the token."""
         self._claims: dict[int, str] = {}
-        """What strangers said about missing ranks."""
+        """Claims of strangers about missing ranks."""
         self._refused: dict[str, None] = {}
         """Refusals for ranks that are not missing; an ordered set."""
         self._logged: set[str] = set()
         self._answers: dict[str, list[str] | OSError] = {}
-        """What the name server said of each host."""
+        """The name server's answer for each host."""
 
     def joined(self, rank: int) -> None:
         """Forget why this rank was missing."""
@@ -43,7 +43,7 @@ class Absences:
         log.warning("%s disconnected: %s", name, why)
 
     def refused(self, rank: int, host: str, why: str, present: Collection[int]) -> None:
-        """Remember why the head refused a node that knows the token. `present` are the ranks that are not missing."""
+        """Remember why the head refused a node that holds the token. `present` are the ranks that are not missing."""
         self._log_once(f"refused {host}: {why}")
         if rank not in range(self._allocation.node_count):
             return
@@ -56,7 +56,7 @@ class Absences:
     def failed(self, error: StrangerError | MalformedError, address: str) -> None:
         """Remember a wrong proof, or a wrong message after a right one. They replace no cause that a node gave."""
         if isinstance(error, MalformedError):
-            self._log_once(f"refused {address}, which knows the token: {error}")
+            self._log_once(f"refused {address}, which holds the token: {error}")
             return
         self._log_once(f"refused {address}, which calls itself {node_name(error.rank, error.host)}: {error}")
         if error.rank in range(1, self._allocation.node_count):

@@ -1,4 +1,4 @@
-"""Whether the Ray cluster that the user wants to use exists: an address alone proves nothing."""
+"""Checks that the Ray cluster at RAY_ADDRESS exists."""
 
 import asyncio
 import contextlib
@@ -47,10 +47,10 @@ async def _silence(host: str, port: int) -> str:
                 except OSError as error:
                     cause = cause_of(error)
                 else:
-                    found = await asyncio.gather(*(_connect(where, port) for where in addresses))
-                    if None in found:
+                    answers = await asyncio.gather(*(_connect(where, port) for where in addresses))
+                    if None in answers:
                         return ""
-                    cause = "; ".join(dict.fromkeys(text for text in found if text))
+                    cause = "; ".join(dict.fromkeys(text for text in answers if text))
                 await asyncio.sleep(_LOOK_AGAIN)
     return cause
 

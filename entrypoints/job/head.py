@@ -158,14 +158,14 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode, address: str, c
                 waiting_for = f"Ray on {awaited.name}"
                 await awaited.ray_started.wait()
             waiting_for, awaited = f"{len(peers) + 1} nodes in Ray's own list", None
-            found = await ray.wait_for_nodes(cluster, len(peers) + 1)
+            registered = await ray.wait_for_nodes(cluster, len(peers) + 1)
     except TimeoutError:
         errors = awaited.trouble if awaited else ray.errors_so_far()
         raise RayFailedError(
             f"the deadline of {node.options.deadline:g} s passed while waiting for {waiting_for}{errors}"
         ) from None
-    _check_gpus(node, peers, found)
-    log.info("Ray is up on %s: %d nodes, %d GPUs", cluster, len(peers) + 1, sum(found.values()))
+    _check_gpus(node, peers, registered)
+    log.info("Ray is up on %s: %d nodes, %d GPUs", cluster, len(peers) + 1, sum(registered.values()))
     node.allow_attach(cluster)
     if url := ray.dashboard_url:
         log.info(
@@ -175,17 +175,17 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode, address: str, c
 
 def _fabrics(node: Node, peers: list[Peer]) -> dict[str, Mapping[str, Any]]:
     """The fabric of each node. A head without GPUs sends no tensors to nodes that have some, so its own is left out."""
-    own = say_hello(node)
-    drives_only = own["gpus"] == 0 and any(peer.gpus for peer in peers)
-    return ({} if drives_only else {node.name: own["fabric"]}) | {peer.name: peer.fabric for peer in peers}
+    greeting = say_hello(node)
+    drives_only = greeting["gpus"] == 0 and any(peer.gpus for peer in peers)
+    return ({} if drives_only else {node.name: greeting["fabric"]}) | {peer.name: peer.fabric for peer in peers}
 
 
-def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None:
+def _check_gpus(node: Node, peers: list[Peer], registered: Mapping[str, int]) -> None:
     """Raise RayFailedError if Ray lacks a GPU that a node announced: a job that needs it would wait forever."""
     announced = Counter({node.hostname: say_hello(node)["gpus"]})
     for peer in peers:
         announced[peer.hostname] += peer.gpus
-    if missing := missing_gpus(announced, found):
+    if missing := missing_gpus(announced, registered):
         raise RayFailedError(
             missing,
             f"check that {' or '.join(f'`{row.tool}`' for row in ACCELERATORS)} lists them in the container, "
@@ -252,7 +252,7 @@ async def _status_of(process: Process) -> int:
 
 
 def _death(number: int) -> str:
-    """What to say of a command that this signal killed."""
+    """The message for a command that this signal killed."""
     known = number in set(signal.Signals)  # not every real-time signal has a name
     said = f"{signal.Signals(number).name if known else f'signal {number}'} killed the command"
     if number == signal.SIGKILL:

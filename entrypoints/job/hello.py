@@ -53,7 +53,9 @@ def say_hello(node: Node) -> Message:
         "cpus": available_cpus() if (cpus := _named(node, "cpus")) is None else cpus,
         "gpus": usable_gpus(_named(node, "gpus"), node.host.target, node.environment, Tree()),
         "fabric": node.host.fabric.summary(),
-        "unfit": [{name: shortened(text, _LONGEST_FINDING) for name, text in found.items()} for found in node.unfit],
+        "unfit": [
+            {name: shortened(text, _LONGEST_FINDING) for name, text in finding.items()} for finding in node.unfit
+        ],
         "clock": time.time(),
         "job_id": node.allocation.job_id,
         "node_count": node.allocation.node_count,
@@ -70,13 +72,13 @@ def check_form(hello: Message) -> None:
     """Raise MalformedError unless all values that a job reads from a hello are of the right type."""
     for name, kinds in _FORM.items():
         field(hello, name, *kinds)
-    for found in hello["unfit"]:
-        if not isinstance(found, dict) or any(not isinstance(found.get(name), str) for name in _OF_A_FINDING):
-            raise MalformedError(f"unfit holds {shortened(repr(found), 100)}")
+    for finding in hello["unfit"]:
+        if not isinstance(finding, dict) or any(not isinstance(finding.get(name), str) for name in _OF_A_FINDING):
+            raise MalformedError(f"unfit holds {shortened(repr(finding), 100)}")
 
 
-def objection(ours: Message, theirs: Message) -> str | None:
-    """Why the head refuses a node, or None. `theirs` has the right form, from a node that knows the token."""
+def reason_to_refuse(ours: Message, theirs: Message) -> str | None:
+    """Why the head refuses a node, or None. `theirs` has the right form, from a node that holds the token."""
     for name, label in _MUST_AGREE.items():
         if ours.get(name) != theirs.get(name):
             there, here = ("none" if value is None else value for value in (theirs.get(name), ours.get(name)))
@@ -89,19 +91,19 @@ def objection(ours: Message, theirs: Message) -> str | None:
 
 
 def unverified(ours: Message, theirs: Message) -> str:
-    """A warning if neither side knows Slipway's version, so that equality proves nothing; else empty."""
+    """A warning if neither side has a version to compare; else empty."""
     if ours["slipway"] is None and theirs.get("slipway") is None:
         return "Slipway's version is unknown on both nodes, so a difference would go unnoticed"
     return ""
 
 
 def _named(node: Node, resource: Literal["cpus", "gpus"]) -> int | None:
-    """How many of them Ray is told to use; None if it counts them."""
+    """The user's number for Ray; None if Ray counts by itself."""
     return getattr(node.options.ray, resource) if node.options.ray else None
 
 
 def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, str], tree: Tree) -> int:
-    """How many GPUs Ray should find on this node: as many as the user named, else all; none in a cpu image."""
+    """The number of GPUs that Ray should find on this node: the user's, else all; none in a cpu image."""
     if named is not None:
         return named
     if not may_use_gpus(target):
@@ -109,13 +111,13 @@ def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, s
     return min([count_gpus(tree), *hidden_devices(variables).values()])
 
 
-def missing_gpus(announced: Mapping[str, int], found: Mapping[str, int]) -> str:
+def missing_gpus(announced: Mapping[str, int], registered: Mapping[str, int]) -> str:
     """A sentence about the GPUs that hosts announced and Ray did not find; empty if it found all."""
-    if sum(found.values()) >= sum(announced.values()):
+    if sum(registered.values()) >= sum(announced.values()):
         return ""
-    fewer = {host: count for host, count in announced.items() if found.get(host, count) < count}
+    fewer = {host: count for host, count in announced.items() if registered.get(host, count) < count}
     if not fewer:  # Ray calls the hosts by other names
-        return f"Ray found {sum(found.values())} of {sum(announced.values())} GPUs"
+        return f"Ray found {sum(registered.values())} of {sum(announced.values())} GPUs"
     return "Ray found " + ", ".join(
-        limited([f"{found[host]} of {count} GPUs on {host}" for host, count in fewer.items()])
+        limited([f"{registered[host]} of {count} GPUs on {host}" for host, count in fewer.items()])
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from entrypoints.errors import DetectionError, JobEndedError, LaunchError, NodeLostError, PeersMissingError
 from entrypoints.job.absences import Absences
-from entrypoints.job.hello import check_form, objection, unverified
+from entrypoints.job.hello import check_form, reason_to_refuse, unverified
 from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import HEARTBEAT, Channel, ChannelLostError, MalformedError, Message, field
 from entrypoints.wire.listener import Listener
@@ -21,7 +21,7 @@ from entrypoints.wire.network import LOOPBACK, addresses_for_peers, is_own, reso
 _LINGER = 20.0
 """Seconds that the head waits, after the command has ended, for tasks that have not connected yet."""
 _GOODBYE = 1.0
-"""Seconds in which the others must hang up once they know how the job ended."""
+"""Seconds in which the others must disconnect once they have the job's result."""
 _LATE = 2 * HEARTBEAT
 """Seconds without a message after which a node may be lost."""
 _OWN_PORT = "a --control-port of its own, equal on all of its nodes"
@@ -77,7 +77,7 @@ class Meeting:
         self._hello = hello
         """The head's own hello, with which the others must agree."""
         self._members: dict[Channel, asyncio.Task[None]] = {}
-        """Channels that hear how the job ended (peers and further tasks of any node), each with its listening task."""
+        """Channels that get the job's result (peers and further tasks of any node), each with its listening task."""
         self._absences = Absences(node.allocation, node.control_port)
         self._complete = asyncio.Event()
         self.loss = asyncio.Event()
@@ -108,9 +108,9 @@ class Meeting:
         others = (allocation.hosts or ())[1 : 1 + _ASKED]
         if allocation.head is None:
             return []
-        found = await addresses_for_peers(allocation.heads, others, self._node.control_port, self._dns_patience)
-        log.debug("the control port is open at %s", ", ".join(found) or "all addresses")
-        return found
+        reachable = await addresses_for_peers(allocation.heads, others, self._node.control_port, self._dns_patience)
+        log.debug("the control port is open at %s", ", ".join(reachable) or "all addresses")
+        return reachable
 
     @property
     def _dns_patience(self) -> float:
@@ -216,7 +216,7 @@ class Meeting:
         except MalformedError as error:
             channel.send(refused=str(error))
             raise
-        if why := objection(self._hello, hello) or self._double(hello) or self._unfit(hello):
+        if why := reason_to_refuse(self._hello, hello) or self._double(hello) or self._unfit(hello):
             channel.send(refused=why)
             self._absences.refused(hello["rank"], hello["hostname"], why, self.peers)
             return
@@ -243,7 +243,7 @@ class Meeting:
             del self._members[channel]
 
     def _double(self, hello: Message) -> str | None:
-        """The objection to a second node with the same rank; None for the first."""
+        """The reason to refuse a second node with the same rank; None for the first."""
         if hello["local_rank"] > 0:
             return None
         taken = {0: self._node.hostname} | {rank: peer.hostname for rank, peer in self.peers.items()}
@@ -253,10 +253,10 @@ class Meeting:
         return f"rank {hello['rank']} is already taken by {holder}; a second job on these nodes needs {_OWN_PORT}"
 
     def _unfit(self, hello: Message) -> str | None:
-        """The objection to an unfit node that the job can do without. Any other one stops the job later."""
+        """The reason to refuse an unfit node that the job can do without. Any other one stops the job later."""
         if not hello["unfit"] or not (self._complete.is_set() or self._node.options.spares):
             return None
-        return "it is not fit: " + "; ".join(f"{found['check']}: {found['message']}" for found in hello["unfit"])
+        return "it is not fit: " + "; ".join(f"{finding['check']}: {finding['message']}" for finding in hello["unfit"])
 
     async def _keep(self, peer: Peer) -> None:
         """Listen to a peer until its channel is lost. Once all nodes have met, that is the loss of a node."""
@@ -299,8 +299,8 @@ class Meeting:
         """
         port = self._node.control_port
         answers = await resolve_within(self._dns_patience, heads, port)
-        addresses = [address for found in answers.values() if isinstance(found, list) for address in found]
-        if any(isinstance(found, OSError) for found in answers.values()):
+        addresses = [address for answer in answers.values() if isinstance(answer, list) for address in answer]
+        if any(isinstance(answer, OSError) for answer in answers.values()):
             return  # the others may know the name
         if any(map(is_own, addresses)):
             return

@@ -99,11 +99,11 @@ def refuse(failed: Mapping[str, Sequence[Mapping[str, Any]]], directory: Path) -
 
     `failed` maps host names to their `failures`.
     """
-    bad = {host: found for host, found in failed.items() if found}
+    bad = {host: findings for host, findings in failed.items() if findings}
     if not bad:
         return
-    lines = [f"  {host}: {found['check']}: {found['message']}" for host, list_ in bad.items() for found in list_]
-    fixes = dict.fromkeys(str(found["fix"]) for list_ in bad.values() for found in list_ if found["fix"])
+    lines = [f"  {host}: {finding['check']}: {finding['message']}" for host, list_ in bad.items() for finding in list_]
+    fixes = dict.fromkeys(str(finding["fix"]) for list_ in bad.values() for finding in list_ if finding["fix"])
     where = write_report(failed, directory)
     noted = f"; {where} lists them for the scheduler's --exclude" if where else ""
     raise PreflightError(
@@ -116,7 +116,7 @@ def write_report(failed: Mapping[str, Sequence[Mapping[str, Any]]], directory: P
     try:
         (directory / REPORT).write_text(json.dumps(failed, indent=2) + "\n", encoding="utf-8")
         list_ = directory / FAILING_HOSTS
-        list_.write_text("".join(f"{host}\n" for host, found in failed.items() if found), encoding="utf-8")
+        list_.write_text("".join(f"{host}\n" for host, findings in failed.items() if findings), encoding="utf-8")
     except OSError as error:
         log.warning("cannot write a report to %s: %s", directory, error.strerror)
         return None

@@ -16,7 +16,7 @@ MIB = 1024**2
 
 
 class Verdict(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver remembers about the GPUs of this node: memory errors, throttling, other programs."""
+"""GPU health as NVIDIA's driver reports it: memory errors, throttling, other programs."""
 
 from collections.abc import Iterator
 from types import ModuleType

@@ -80,8 +80,8 @@ def judge_locked_memory(limit: int, facts: NodeFacts) -> Finding:
 def _is_capable(tree: Tree, capabilities: int) -> bool:
     """Whether this process has one of these capabilities. The kernel does not count those of a user namespace
     (rootless Podman)."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", tree.text("proc/self/status") or "", re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) & capabilities) and _in_the_initial_namespace(tree)
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", tree.text("proc/self/status") or "", re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) & capabilities) and _in_the_initial_namespace(tree)
 
 
 def _in_the_initial_namespace(tree: Tree) -> bool:
@@ -168,13 +168,13 @@ def judge_memory(limits: Mapping[str, int], object_store: int | None) -> Finding
 
 def _tasks_of_this_user(tree: Tree) -> int:
     """The processes and threads of this user that are visible here."""
-    user, found = str(os.getuid()), 0
+    user, count = str(os.getuid()), 0
     for name in tree.names("proc"):
         if name.isdigit():
             status = dict(line.partition(":")[::2] for line in (tree.text(f"proc/{name}/status") or "").splitlines())
             if status.get("Uid", "").split()[:1] == [user]:
-                found += int(status.get("Threads", "1"))
-    return found
+                count += int(status.get("Threads", "1"))
+    return count
 
 
 def address_space(facts: NodeFacts) -> Finding:

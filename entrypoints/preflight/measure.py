@@ -44,7 +44,7 @@ def main() -> int:
         failing += document["slow"]
         said += speed.lines(measured.devices)
         for kind in ("slow", "health"):
-            said += [f"{kind}: {host} {problem}" for host, own in document[kind].items() for problem in own]
+            said += [f"{kind}: {host} {problem}" for host, problems in document[kind].items() for problem in problems]
     if arguments.network:
         pairs = network.measure(nodes)
         document["pairs"] = [asdict(pair) for pair in pairs]

@@ -96,8 +96,8 @@ Actor = ray.remote(num_cpus=0)(Rank)
 
 def transport_of(log: str) -> str:
     """The transport in NCCL's log; `none` if it used no network."""
-    found = _TRANSPORT.findall(log)
-    return str(found[-1]) if found else "none"
+    transports = _TRANSPORT.findall(log)
+    return str(transports[-1]) if transports else "none"
 
 
 def pairs_of(nodes: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -107,22 +107,22 @@ def leftovers(facts: NodeFacts, processes: Path = Path("/proc")) -> Finding:
             "run both side by side with another port for this one: --control-port, equal on all nodes",
         )  # fmt: skip
     lines = {entry.name: _command_line(entry) for entry in processes.iterdir() if entry.name.isdigit()}
-    found = sorted(number for number, line in lines.items() if prefix in line)
-    if found:
+    entries = sorted(number for number, line in lines.items() if prefix in line)
+    if entries:
         return Finding(
-            "leftovers", Verdict.FAIL, f"an earlier start of this job left Ray running: {', '.join(found)}",
-            f"end them: kill -9 {' '.join(found)}",
+            "leftovers", Verdict.FAIL, f"an earlier start of this job left Ray running: {', '.join(entries)}",
+            f"end them: kill -9 {' '.join(entries)}",
         )  # fmt: skip
     dead = [str(directory) for directory in sorted(facts.temporary.glob(PATTERN)) if not in_use(directory)]
     if not dead:
         return ok("leftovers", "none")
     # Ray's workers and agents overwrite their command lines, but their logs lie in the directory.
     texts = {number: line + _open_files(processes / number) for number, line in lines.items()}
-    found = sorted(number for number, text in texts.items() if any(directory in text for directory in dead))
-    ray = f", and Ray running: {', '.join(found)}" if found else ""
+    entries = sorted(number for number, text in texts.items() if any(directory in text for directory in dead))
+    ray = f", and Ray running: {', '.join(entries)}" if entries else ""
     return Finding(
         "leftovers", Verdict.WARN, f"launches that were killed left {', '.join(dead)}{ray}",
-        "; ".join([*([f"kill -9 {' '.join(found)}"] if found else []), f"rm -r {' '.join(dead)}"]),
+        "; ".join([*([f"kill -9 {' '.join(entries)}"] if entries else []), f"rm -r {' '.join(dead)}"]),
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class Node:
     """A Ray actor that measures the devices of its node."""
 
     def health(self) -> list[str]:
-        """The problems that the driver knows of. Asked first, while no process of this job uses the GPUs."""
+        """The problems that the driver reports. Asked first, while no process of this job uses the GPUs."""
         try:
             import pynvml
         except ImportError:  # AMD's images lack it
@@ -154,7 +154,7 @@ Actor = ray.remote(num_cpus=0)(Node)
 
 @dataclass(frozen=True)
 class Measurement:
-    """The devices of all nodes, and by host the problems that the driver knows of."""
+    """The devices of all nodes, and by host the problems that the driver reports."""
 
     devices: list[DeviceSpeed]
     health: dict[str, list[str]]
@@ -174,15 +174,17 @@ def measure(nodes: Sequence[Mapping[str, Any]]) -> Measurement:
     ]
     try:
         health = ray.get([actor.health.remote() for actor in actors], timeout=PATIENCE)
-        found = ray.get([actor.measure.remote() for actor in actors], timeout=PATIENCE)
+        measured = ray.get([actor.measure.remote() for actor in actors], timeout=PATIENCE)
     finally:
         for actor in actors:
             ray.kill(actor)
     hosts = [node["NodeManagerHostname"] for node in nodes]
     devices = [
-        DeviceSpeed(host=host, **_rounded(device)) for host, own in zip(hosts, found, strict=True) for device in own
+        DeviceSpeed(host=host, **_rounded(device))
+        for host, speeds in zip(hosts, measured, strict=True)
+        for device in speeds
     ]
-    return Measurement(devices, {host: own for host, own in zip(hosts, health, strict=True) if own})
+    return Measurement(devices, {host: speeds for host, speeds in zip(hosts, health, strict=True) if speeds})
 
 
 def _rounded(device: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,16 +192,16 @@ def _rounded(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problems(speeds: Sequence[DeviceSpeed]) -> dict[str, list[str]]:
-    """What is slow, by host: a device far below the median of its kind, or far below its chip's data sheet."""
-    found: dict[str, list[str]] = {}
+    """Slow devices by host: far below the median of their kind, or far below their chip's data sheet."""
+    slow: dict[str, list[str]] = {}
     for speed in speeds:
         alike = [other for other in speeds if other.name == speed.name]
         chip = chip_of(speed.name)
         for quantity, unit in UNITS.items():
             value = getattr(speed, quantity)
             if problem := _problem(quantity, value, [getattr(other, quantity) for other in alike], chip, speed.device):
-                found.setdefault(speed.host, []).append(f"{speed.device}: {value:g} {unit}, {problem}")
-    return found
+                slow.setdefault(speed.host, []).append(f"{speed.device}: {value:g} {unit}, {problem}")
+    return slow
 
 
 def _problem(quantity: str, value: float, alike: Sequence[float], chip: Chip | None, device: str) -> str:
@@ -220,8 +222,15 @@ def lines(speeds: Sequence[DeviceSpeed]) -> list[str]:
     ]
 
 
-def document(found: Measurement) -> dict[str, Any]:
-    """For JSON: the devices, their data sheets by name, what is slow, and what the driver knows, by host."""
-    devices = [asdict(speed) for speed in found.devices]
-    sheets = {name: asdict(chip) for name in sorted({speed.name for speed in found.devices}) if (chip := chip_of(name))}
-    return {"devices": devices, "data_sheets": sheets, "slow": problems(found.devices), "health": found.health}
+def document(measurement: Measurement) -> dict[str, Any]:
+    """For JSON: the devices, their data sheets by name, what is slow, and what the driver reports, by host."""
+    devices = [asdict(speed) for speed in measurement.devices]
+    sheets = {
+        name: asdict(chip) for name in sorted({speed.name for speed in measurement.devices}) if (chip := chip_of(name))
+    }
+    return {
+        "devices": devices,
+        "data_sheets": sheets,
+        "slow": problems(measurement.devices),
+        "health": measurement.health,
+    }

@@ -197,10 +197,10 @@ class RayNode:
 
     def client_environment(self, cluster: str) -> dict[str, str]:
         """The variables with which a program on this node reaches the cluster, as a driver or by `ray job submit`."""
-        found = {"RAY_ADDRESS": cluster, **self._for_clients}
+        variables = {"RAY_ADDRESS": cluster, **self._for_clients}
         if url := self.dashboard_url:
-            found["RAY_API_SERVER_ADDRESS"] = url
-        return found
+            variables["RAY_API_SERVER_ADDRESS"] = url
+        return variables
 
     async def wait_for_nodes(self, cluster: str, count: int) -> dict[str, int]:
         """Wait until Ray lists all nodes as alive. Returns the number of GPUs that it counts on each host.
@@ -231,10 +231,10 @@ class RayNode:
 
     def watched(self) -> dict[str, Process]:
         """Ray's vital processes on this node, by name. Raises RayFailedError if the raylet has already died."""
-        found = self._process_tree.adopted(WATCHED)
-        if "raylet" not in found:
+        adopted = self._process_tree.adopted(WATCHED)
+        if "raylet" not in adopted:
             raise RayFailedError(f"ray start left no raylet behind{self.last_errors('raylet')}")
-        return found
+        return adopted
 
     @property
     def _logs(self) -> Path:

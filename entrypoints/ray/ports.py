@@ -1,7 +1,7 @@
 """A job's ports: derived from its id, and below the ephemeral range, from which the kernel picks ports by itself.
 
 All Ray clusters on a host share Ray's defaults, and a port inside the ephemeral range can be taken between a check and
-the bind. All nodes must know the control port beforehand, so it depends on the job alone. Each node chooses the other
+the bind. The control port is fixed before the nodes meet, so it depends on the job alone. Each node chooses the other
 ports itself: the first free block, starting at a block derived from job and rank. Ray binds them seconds later, so a
 node claims its block meanwhile against other launches.
 """

@@ -38,8 +38,10 @@ class NodeKey:
 
     def request(self, addresses: Sequence[str]) -> str:
         """A signing request for a certificate of a host with these addresses, and loopback, as PEM."""
-        own = [x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys((*addresses, *_LOOPBACK))]
-        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *own])
+        addresses_here = [
+            x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys((*addresses, *_LOOPBACK))
+        ]
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses_here])
         request = x509.CertificateSigningRequestBuilder().subject_name(_name("node"))
         signed = request.add_extension(names, critical=False).sign(self._key, hashes.SHA256())
         return signed.public_bytes(serialization.Encoding.PEM).decode()

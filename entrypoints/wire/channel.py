@@ -37,7 +37,7 @@ class ChannelLostError(Exception):
 
 
 class MalformedError(ChannelLostError):
-    """The other side, which knows the token, sent a message of the wrong form."""
+    """The other side, which holds the token, sent a message of the wrong form."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"it sent a message of the wrong form: {problem}")
@@ -121,7 +121,7 @@ class Channel:
                 raise ChannelLostError("it sent an overlong message")
             mac, text = await self._reader.readexactly(_MAC), await self._reader.readexactly(length)
         if not hmac.compare_digest(mac, _mac(self._receive_key, self._received, text)):
-            raise ChannelLostError("somebody altered or replayed a message")
+            raise ChannelLostError("message authentication failed")
         self._received += 1
         self._heard = time.monotonic()
         try:

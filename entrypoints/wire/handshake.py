@@ -1,4 +1,4 @@
-"""The handshake of the control channel: both sides prove that they know the token, which is never sent.
+"""The handshake of the control channel: both sides prove that they hold the token, which is never sent.
 
     head    {"slipway": version of the protocol, "nonce": …}
     worker  {"nonce": …, "rank": …, "host": …, "proof": HMAC(token, worker, nonces, rank, host)}
@@ -48,7 +48,7 @@ class StrangerError(UnprovenError):
 async def greet(channel: Channel, token: str, challenge: str | None = None) -> Message:
     """The head's side: secures the channel and returns the worker's hello.
 
-    Raises StrangerError, MalformedError of a worker that knows the token, or ChannelLostError.
+    Raises StrangerError, MalformedError of a worker that holds the token, or ChannelLostError.
 
     `challenge` is the head's nonce. The head must answer the hello with `welcome` or `refused`.
     """

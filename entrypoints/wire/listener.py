@@ -1,4 +1,4 @@
-"""The control port: accepts connections, and lets only those in that know the token.
+"""The control port: accepts connections, and lets only those in that hold the token.
 
 Everybody who reaches the port can connect. A connection that has proved nothing lives for a few seconds at most, and
 their number is limited. Beyond it the oldest one from the busiest address goes: a handshake takes milliseconds.

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 LOOPBACK = "127.0.0.1"
-"""Where the tasks of a single node meet."""
+"""The address at which the tasks of a single node meet."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -32,9 +32,9 @@ async def resolve(host: str, port: int) -> list[str]:
     def look_up() -> None:
         addresses, failure = None, None
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 first: Ray works best with it
-            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries.sort(key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 first: Ray works best with it
+            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         except (OSError, UnicodeError) as error:  # UnicodeError: IDNA cannot encode the name
             failure = error if isinstance(error, OSError) else OSError(f"not a host name: {error}")
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -99,14 +99,14 @@ async def addresses_for_peers(heads: Sequence[str], others: Sequence[str], port:
         return answer
 
     try:
-        own = list(dict.fromkeys(address for name in heads for address in addresses(name)))
-        literal = set(own) == set(heads)
-        if not all(map(is_own, own)) or (not literal and any(map(is_loopback, own))):
+        head_addresses = list(dict.fromkeys(address for name in heads for address in addresses(name)))
+        literal = set(head_addresses) == set(heads)
+        if not all(map(is_own, head_addresses)) or (not literal and any(map(is_loopback, head_addresses))):
             return []
         routes = [_source(address) for name in others for address in addresses(name)[:1]]
     except OSError:
         return []
-    return own if literal or (routes and set(routes) <= set(own)) else []
+    return head_addresses if literal or (routes and set(routes) <= set(head_addresses)) else []
 
 
 def _source(address: str) -> str:

@@ -1,7 +1,7 @@
 """Reaching the job's head: all its names and addresses are tried side by side, each in time of its own.
 
 A name may lead to several hosts, an address may be that of a bridge that every host has, and firewalls drop packets
-without an answer. So an address counts only once the program there has proved that it knows the token.
+without an answer. So an address counts only once the program there has proved that it holds the token.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def reach_head(
     within: float,
     source: tuple[str, int] | None = None,
 ) -> Channel:
-    """A channel to the head, which has proved that it knows the token.
+    """A channel to the head, which has proved that it holds the token.
 
     `rank` and `hostname` are this node's, `source` the address to connect from. Raises UnreachableError after `within`
     seconds at the latest.

@@ -2,7 +2,7 @@
 
 It is used if the user gave no token, or if no scheduler names the head. Only the user can read the note (0600); it
 appears atomically and is removed when the job ends. A killed head leaves its note behind, so a note counts only once a
-head at its addresses has proved that it knows the token. Without a job id (a bare mpiexec) the directory must serve
+head at its addresses has proved that it holds the token. Without a job id (a bare mpiexec) the directory must serve
 this job alone.
 """
 
@@ -87,8 +87,8 @@ def own_addresses() -> list[str]:
     first, _ = guess_interface(Tree())
     names = [first] if first else []
     names += [name for _, name in socket.if_nameindex() if name not in (first, "lo")]
-    found = [address for name in names if (address := address_of(name))]
-    return list(dict.fromkeys(found)) or ["127.0.0.1"]
+    addresses = [address for name in names if (address := address_of(name))]
+    return list(dict.fromkeys(addresses)) or ["127.0.0.1"]
 
 
 def _make_private(directory: Path) -> None:
@@ -144,16 +144,16 @@ def find(directory: Path, job_id: str, port: int, deadline: float, doubts: Calla
             log.info("the note's head has not proved itself: %s", reason)
         doubt = reason or doubt
         if time.monotonic() > give_up:
-            what = f"the head of the note {path} did not prove itself" if doubt else f"the head left no note {path}"
+            state = f"the head of the note {path} did not prove itself" if doubt else f"the head left no note {path}"
             raise PeersMissingError(
-                f"{what} within {deadline:g} s{doubt and f': {doubt}'}",
+                f"{state} within {deadline:g} s{doubt and f': {doubt}'}",
                 f"check that the head started with the same {JOB_DIR}",
             )
         time.sleep(_LOOK_AGAIN)
 
 
 async def _doubts(note: HeadNote, port: int, rank: int, hostname: str) -> str:
-    """Why no living head stands behind a note; empty if one has proved that it knows the token."""
+    """Why no living head stands behind a note; empty if one has proved that it holds the token."""
     try:
         channel = await reach_head(note.heads, port, note.token, rank=rank, hostname=hostname, within=_PATIENCE)
     except UnreachableError as error:

@@ -47,6 +47,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "images" / "matrix.toml").write_text(SMALL_MATRIX)
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     (tmp_path / "images" / "templates").symlink_to(ROOT / "images" / "templates")
+    (tmp_path / "images" / "chips.toml").symlink_to(ROOT / "images" / "chips.toml")
     for name in ("common", "cpu"):
         (tmp_path / "images" / "env" / f"{name}.toml").write_text("")
     return tmp_path

@@ -65,7 +65,7 @@ class SmallProject:
         (self.root / "pyproject.toml").write_text(PYPROJECT)
         for name in ("common", "cpu"):
             (images / "env" / f"{name}.toml").write_text("")
-        for name in ("images/templates", "images/aliases", "entrypoints", "trainer"):
+        for name in ("images/templates", "images/aliases", "images/chips.toml", "entrypoints", "trainer"):
             (self.root / name).symlink_to(ROOT / name)
         (cache_folder() / "bases").mkdir(parents=True, exist_ok=True)
         (self.cache / "slipway").mkdir(parents=True)

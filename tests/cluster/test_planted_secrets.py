@@ -80,8 +80,8 @@ def test_no_secret_is_in_what_two_nodes_leave_behind(job: Callable[..., Job]) ->
             texts |= {f"{name}:{file.name}": archive.extractfile(file).read() for file in files}  # type: ignore[union-attr]
     assert [name for name in texts if name.startswith("node1:tmp/logs/")], list(texts)
     assert "raylet" in texts["the process list"].decode()
-    found = [f"{name} in {place}" for place, text in texts.items() for name in values if values[name].encode() in text]
-    assert found == ["DECOY in node0:tmp/logs/decoy"]
+    places = [f"{name} in {place}" for place, text in texts.items() for name in values if values[name].encode() in text]
+    assert places == ["DECOY in node0:tmp/logs/decoy"]
 
 
 def is_running(container: Any) -> bool:

@@ -53,13 +53,13 @@ def main() -> None:
     statuses = run_commands(settings)
     done.set()
     decoy.kill()
-    found, searched = [], 0
+    places, searched = [], 0
     for path, content, mode in files():
         searched += 1
-        found += [f"{name} in {path.name}, directory of mode {mode}" for name in values if values[name] in content]
-    found += [f"{name} in the process list" for line in lists for name in values if values[name] in line]
+        places += [f"{name} in {path.name}, directory of mode {mode}" for name in values if values[name] in content]
+    places += [f"{name} in the process list" for line in lists for name in values if values[name] in line]
     written = sorted({path.name for pattern in ("runs/*/*", "reports/*", "logs/*") for path in HERE.glob(pattern)})
-    result = {"statuses": statuses, "searched": searched, "found": found, "written": written, "processes": len(lists)}
+    result = {"statuses": statuses, "searched": searched, "found": places, "written": written, "processes": len(lists)}
     sys.stdout.write(f"RESULT {json.dumps(result | {'log': log().read_text()})}\n")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from buildkit.errors import LockError, RegistryError
 from buildkit.host.settings import read_host
-from buildkit.images.build import build_image, cache_folder
+from buildkit.images.build import BuildOptions, build_image, cache_folder
 from buildkit.recipe.lock import Deb, format_lock
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
@@ -82,7 +82,7 @@ def test_an_image_is_built_on_the_locked_digest(matrix: Matrix, base: str, serve
     assert server.blob_path(lock.base_digest).is_file()
     assert not lock.debs
 
-    result = build_image(matrix, variant, Docker(), progress="plain")
+    result = build_image(matrix, variant, Docker(), BuildOptions(progress="plain"))
     assert result.base_provider == "registry"
     name = result.tags[0]
     assert "libibverbs" in run("docker", "run", "--rm", name, "--no-ray", "--", "dpkg", "--status", "libibverbs1")
@@ -91,15 +91,15 @@ def test_an_image_is_built_on_the_locked_digest(matrix: Matrix, base: str, serve
     stale = (Deb("tini", "0~gone", "0" * 64),)
     lock_path(matrix, variant).write_text(format_lock(replace(lock, debs=stale), variant.identifier))
     with pytest.raises(LockError, match=r"moved on from the lock of cpu-small: .*tini 0~gone -> 0\."):
-        build_image(matrix, variant, Docker(), progress="plain", only_locked=True)
-    newer = build_image(matrix, variant, Docker(), progress="plain")
+        build_image(matrix, variant, Docker(), BuildOptions(progress="plain", only_locked=True))
+    newer = build_image(matrix, variant, Docker(), BuildOptions(progress="plain"))
     changes = {change.package: change for change in newer.base_changes}
     assert changes["tini"].locked == "0~gone"
     assert changes["libibverbs1"].locked == "", "what a package brings along is not locked either"
     assert "apt" not in changes, "the public image's own packages come by its digest"
     exact = tuple(Deb(name, change.installed, "0" * 64) for name, change in changes.items())
     lock_path(matrix, variant).write_text(format_lock(replace(lock, debs=exact), variant.identifier))
-    assert build_image(matrix, variant, Docker(), progress="plain", only_locked=True).base_changes == ()
+    assert build_image(matrix, variant, Docker(), BuildOptions(progress="plain", only_locked=True)).base_changes == ()
     lock_path(matrix, variant).write_text(lock.text)
 
     server.kill()

@@ -86,8 +86,10 @@ def test_no_secret_of_the_host_is_in_an_image_a_message_or_a_process_list(projec
         "the process list": b"\n".join(processes),
         **files,
     }
-    found = [f"{name} in {place}" for place, text in texts.items() for name in PLANTED if values[name].encode() in text]
-    assert found == ["DECOY in the image", "DECOY in the process list"]
+    places = [
+        f"{name} in {place}" for place, text in texts.items() for name in PLANTED if values[name].encode() in text
+    ]
+    assert places == ["DECOY in the image", "DECOY in the process list"]
     assert json.loads(description)[0]["Config"]["Labels"]
 
 

@@ -63,9 +63,9 @@ def test_without_any_error_the_last_line_is_all_there_is() -> None:
 
 
 def test_repeated_and_long_lines_are_short() -> None:
-    found = causes([f"error: {'x' * 10_000}"] * 3 + [f"error {number}" for number in range(100)])
-    assert len(found) == 10
-    assert max(map(len, found)) < 500
+    lines = causes([f"error: {'x' * 10_000}"] * 3 + [f"error {number}" for number in range(100)])
+    assert len(lines) == 10
+    assert max(map(len, lines)) < 500
 
 
 def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:

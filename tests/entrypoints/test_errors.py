@@ -18,8 +18,8 @@ def codes_in_table(text: str) -> set[int]:
 
 
 def codes_of_classes() -> dict[str, int]:
-    found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LaunchError)]
-    return {kind.__name__: kind.exit_code for kind in found if kind not in {LaunchError, *SET_PER_ERROR}}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LaunchError)]
+    return {kind.__name__: kind.exit_code for kind in kinds if kind not in {LaunchError, *SET_PER_ERROR}}
 
 
 def test_the_table_lists_the_code_of_every_class_and_no_other() -> None:

@@ -294,9 +294,9 @@ def push_image(
         "layers": [blob.as_json() for blob in blobs],
     }
     registry.put_manifest(tag, json.dumps(manifest).encode(), IMAGE)
-    found = registry.manifest(tag)
-    assert found
-    return found.descriptor.digest
+    pushed = registry.manifest(tag)
+    assert pushed
+    return pushed.descriptor.digest
 
 
 @pytest.fixture

@@ -116,8 +116,11 @@ def test_a_certificate_takes_the_place_of_untested(checkout: Path, signer: Signe
         replace(part, result="not done") if part.name == "two ranks" else part for part in certificate().parts
     )
     contribute(checkout, certificate(parts=parts), signer)
-    (found,) = read_certificates(load_matrix(checkout))
-    assert found.summary == "certified, 2026-11-23 on 2 x NVIDIA H200, driver 580.65.06 by alice; not done: two ranks"
+    (contributed,) = read_certificates(load_matrix(checkout))
+    assert (
+        contributed.summary
+        == "certified, 2026-11-23 on 2 x NVIDIA H200, driver 580.65.06 by alice; not done: two ranks"
+    )
     assert "certified, 2026-11-23 on 2 x NVIDIA H200" in shown(checkout)[0]
     entries = json.loads(buildkit("targets", "--project", str(checkout), "--json").stdout)
     (entry,) = [entry for entry in entries if entry["certificates"]]
@@ -171,9 +174,9 @@ def test_changed_figures_break_the_signature(checkout: Path, signer: Signer) -> 
     forged = json.loads(seal(statement(certificate()), None))
     forged["signatures"] = json.loads(honest)["signatures"]
     (checkout / "images" / "certificates" / "forged.json").write_text(json.dumps(forged))
-    (found,) = read_certificates(load_matrix(checkout))
-    assert "alice.pub did not sign it" in found.problem
-    assert found.certificate == certificate()
+    (contributed,) = read_certificates(load_matrix(checkout))
+    assert "alice.pub did not sign it" in contributed.problem
+    assert contributed.certificate == certificate()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"payloadType": 1}', b"[" * 100_000, b"\xff"])

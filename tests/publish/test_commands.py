@@ -47,13 +47,14 @@ def test_a_release_has_all_targets_each_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["publish", "--target", "cpu", "--registry", "localhost/slipway"], "how to sign"),
+        (["publish", "--target", "cpu", "--registry", "localhost/slipway"], "no signing method"),
         (["publish", "--target", "cpu", "--registry", "localhost/slipway", "--key", "k", "--keyless"], "exclude"),
         (["publish", "--target", "cpu", "--registry", "localhost/slipway:tag", "--key", "k"], "names a tag"),
         (["publish", "--target", "cpu", "--registry", "slipway", "--key", "k"], "names no image"),
         (["publish", "--target", "gpu", "--registry", "localhost/slipway", "--key", "k"], "there is no target"),
         (["publish", "-tcpu", "-trocm", "--variant=v", "--registry=localhost/s", "--key=k"], "belongs to one --target"),
         (["publish", "-tcpu:v", "--variant=v", "--registry=localhost/s", "--key=k"], "belongs to one --target"),
+        (["publish", "-tcpu", "--registry=localhost/s", "--key=k", "--compression=zstd-lazy"], "read estargz"),
         (["verify", "--published", "localhost/slipway", "--key", "k"], "names no tag or digest"),
         (["verify", "--published", "localhost/slipway:a", "--key", "k", "--variant", "v"], "--variant needs --target"),
         (["verify", "--published", "localhost/slipway:cpu"], "exactly one trusted signer"),
@@ -74,13 +75,13 @@ def test_verify_prints_the_digest_to_use(released: tuple[Registry, Tags], own_se
     place = ["--registry-ca", str(own_server.ca), "--key", str(keys / "cosign.pub")]
     done = buildkit("verify", "--published", str(reference), *place)
     assert done.returncode == 0, done.stderr
-    found = registry.manifest(tags.version)
-    assert found
-    assert done.stdout.strip() == str(reference.at(found.descriptor.digest))
+    manifest = registry.manifest(tags.version)
+    assert manifest
+    assert done.stdout.strip() == str(reference.at(manifest.descriptor.digest))
 
     report = json.loads(buildkit("verify", "--published", str(reference), *place, "--json").stdout)
     assert report["passed"]
-    assert report["digest"] == found.descriptor.digest
+    assert report["digest"] == manifest.descriptor.digest
 
 
 def test_verify_exits_with_23_when_nothing_was_judged(

@@ -112,10 +112,10 @@ def test_tags_of_an_extended_image_are_its_own() -> None:
     variant = matrix.variant("cpu")
     request = ReleaseRequest(matrix, variant, parse_reference("registry.example.com/slipway"), Signer(""))
     plain = tags_for(request, DIGEST)
-    own = tags_for(replace(request, variant=variant.extended(Extension(packages=("jq",)))), DIGEST)
+    extended_tags = tags_for(replace(request, variant=variant.extended(Extension(packages=("jq",)))), DIGEST)
     assert "cpu" in plain.promoted
-    assert not set(plain.promoted) & set(own.promoted)
-    assert all(tag.startswith(f"cpu-{variant.name}-extended") for tag in own.promoted)
+    assert not set(plain.promoted) & set(extended_tags.promoted)
+    assert all(tag.startswith(f"cpu-{variant.name}-extended") for tag in extended_tags.promoted)
 
 
 def test_a_rebuild_of_an_extended_image_is_refused(registry: Registry) -> None:
@@ -142,7 +142,7 @@ def parent(registry: Registry, shared_server: Server, **labels: str) -> tuple[st
     matrix = load_matrix(ROOT)
     variant = matrix.variant("cpu")
     lock = read_lock(matrix, variant)
-    own = {
+    files = {
         **LABELS,
         "dev.slipway.variant": variant.name,
         "dev.slipway.lock": f"sha256:{lock.digest}",
@@ -150,7 +150,7 @@ def parent(registry: Registry, shared_server: Server, **labels: str) -> tuple[st
         "org.opencontainers.image.version": project_version(ROOT),
     }
     named = {name.replace("__", "."): value for name, value in labels.items()}
-    digest = push_image(registry, "parent", base_layers(), {k: v for k, v in {**own, **named}.items() if v})
+    digest = push_image(registry, "parent", base_layers(), {k: v for k, v in {**files, **named}.items() if v})
     reference = str(registry.reference.tagged("parent"))
     return digest, find_parent(reference, matrix, variant, lock, EngineWithoutImages(), shared_server.ca)
 
@@ -158,8 +158,8 @@ def parent(registry: Registry, shared_server: Server, **labels: str) -> tuple[st
 def test_an_image_in_a_registry_is_extended_by_its_digest(
     registry: Registry, shared_server: Server, login: None
 ) -> None:
-    digest, found = parent(registry, shared_server)
-    assert (found.reference, found.provider) == (str(registry.reference.at(digest)), "bootstrap")
+    digest, manifest = parent(registry, shared_server)
+    assert (manifest.reference, manifest.provider) == (str(registry.reference.at(digest)), "bootstrap")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from buildkit.errors import BuildError, BuildkitError, PublishError, RegistryError
 from buildkit.images.archive import ImageArchive, read_member
-from buildkit.images.build import BuildResult
+from buildkit.images.build import BuildOptions, BuildResult
 from buildkit.publishing.check import check_published
 from buildkit.publishing.publish import ReleaseRequest, publish_images, push_staged
 from buildkit.publishing.release import Tags
@@ -132,8 +132,8 @@ def test_mocked_engine_a_lock_that_is_not_committed_is_not_published(
 def test_mocked_engine_an_image_with_another_base_than_the_locked_one_is_not_published(
     publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(*_: object, only_locked: bool = False) -> BuildResult:
-        assert only_locked
+    def build(_matrix: object, _variant: object, _engine: object, options: BuildOptions) -> BuildResult:
+        assert options.only_locked
         raise drift(publisher.request.variant, (PackageChange("tini", "1", "2"),))
 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)

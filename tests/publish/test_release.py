@@ -58,9 +58,9 @@ def test_released_image_passes_every_check(
     publication = release(registry, image, tags, record, LOCK, signer, shared_server.ca)
     assert publication.digest == image.digest
     for tag in tags.promoted:
-        found = registry.manifest(tag)
-        assert found
-        assert found.descriptor.digest == image.digest
+        manifest = registry.manifest(tag)
+        assert manifest
+        assert manifest.descriptor.digest == image.digest
         report = check_published(registry, tag, trust, shared_server.ca)
         assert [check.name for check in report.checks] == ALL_CHECKS
         assert failures(report) == {}
@@ -83,9 +83,9 @@ def test_immutable_tag_is_never_moved(
     other = push_image(registry, tags.immutable, labels={**LABELS, "org.opencontainers.image.version": "9"})
     with pytest.raises(PublishError, match="exists with other content"):
         release(registry, image, tags, record, LOCK, signer, shared_server.ca)
-    found = registry.manifest(tags.immutable)
-    assert found
-    assert found.descriptor.digest == other
+    manifest = registry.manifest(tags.immutable)
+    assert manifest
+    assert manifest.descriptor.digest == other
     assert registry.manifest("cpu-small") is None
 
 
@@ -199,12 +199,12 @@ def test_manifest_changed_in_the_storage_is_refused(
     released: tuple[Registry, Tags], own_server: Server, trust: Trust
 ) -> None:
     registry, _ = released
-    found = registry.manifest("cpu")
-    assert found
-    changed = found.body.replace(b"tar+gzip", b"tar+zstd", 1)
-    own_server.blob_path(found.descriptor.digest).write_bytes(changed)
+    manifest = registry.manifest("cpu")
+    assert manifest
+    changed = manifest.body.replace(b"tar+gzip", b"tar+zstd", 1)
+    own_server.blob_path(manifest.descriptor.digest).write_bytes(changed)
     with pytest.raises(RegistryError, match=r"tampered|refuses"):
-        check_published(registry, found.descriptor.digest, trust, own_server.ca)
+        check_published(registry, manifest.descriptor.digest, trust, own_server.ca)
 
 
 def test_moved_tag_is_not_covered_by_the_signature(
@@ -213,9 +213,9 @@ def test_moved_tag_is_not_covered_by_the_signature(
     registry, _ = released
     layers = [*base_layers(), {"opt/slipway/app/evil.py": "import os"}]
     push_image(registry, "cpu", layers)
-    found = failures(check_published(registry, "cpu", trust, own_server.ca))
-    assert set(found) == {"signature", "tag", "layers", "sbom cyclonedx", "sbom spdx", "provenance"}
-    assert "no signature by the key" in found["signature"]
+    failed = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert set(failed) == {"signature", "tag", "layers", "sbom cyclonedx", "sbom spdx", "provenance"}
+    assert "no signature by the key" in failed["signature"]
 
 
 def test_a_tag_moved_to_another_signed_image_is_found(
@@ -230,9 +230,9 @@ def test_a_tag_moved_to_another_signed_image_is_found(
     release(registry, image, other, replace(record, target="rocm"), LOCK, signer, own_server.ca)
     for tag in ("cpu", tags.version, tags.immutable, "mirrored"):
         registry.put_manifest(tag, image.manifest.body, image.manifest.descriptor.media_type)
-        found = failures(check_published(registry, tag, trust, own_server.ca, quick=True))
-        assert set(found) == {"tag"}
-        assert f"it was published as {', '.join(other.promoted)}, and not as {tag}" in found["tag"]
+        failed = failures(check_published(registry, tag, trust, own_server.ca, quick=True))
+        assert set(failed) == {"tag"}
+        assert f"it was published as {', '.join(other.promoted)}, and not as {tag}" in failed["tag"]
     for name in ("rocm", digest):
         assert failures(check_published(registry, name, trust, own_server.ca)) == {}
     for name, asked in (("mirrored", "rocm"), (digest, "rocm-small")):
@@ -250,8 +250,8 @@ def test_layer_changed_in_the_storage_is_found(
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    found = failures(check_published(registry, "cpu", trust, own_server.ca))
-    assert "tampered with or damaged" in found["layers"]
+    failed = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert "tampered with or damaged" in failed["layers"]
 
 
 def test_missing_layer_is_found_without_reading_layers(
@@ -261,8 +261,8 @@ def test_missing_layer_is_found_without_reading_layers(
     manifest = registry.manifest("cpu")
     assert manifest
     own_server.blob_path(manifest.layers[0].digest).unlink()
-    found = failures(check_published(registry, "cpu", trust, own_server.ca, quick=True))
-    assert set(found) == {"layers"}
+    failed = failures(check_published(registry, "cpu", trust, own_server.ca, quick=True))
+    assert set(failed) == {"layers"}
 
 
 def test_swapped_sbom_is_found(released: tuple[Registry, Tags], own_server: Server, trust: Trust) -> None:
@@ -275,8 +275,8 @@ def test_swapped_sbom_is_found(released: tuple[Registry, Tags], own_server: Serv
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": kept}
     registry.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), index["mediaType"])
     registry.attach(manifest.descriptor, "application/vnd.cyclonedx+json", b'{"bomFormat": "CycloneDX"}', {})
-    found = failures(check_published(registry, "cpu", trust, own_server.ca))
-    assert set(found) == {"sbom cyclonedx"}
+    failed = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert set(failed) == {"sbom cyclonedx"}
 
 
 def test_signature_is_not_accepted_with_another_key(
@@ -285,8 +285,8 @@ def test_signature_is_not_accepted_with_another_key(
     environment = {**os.environ, "COSIGN_PASSWORD": ""}
     subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env=environment, check=True, capture_output=True)
     registry, _ = released
-    found = failures(check_published(registry, "cpu", Trust(key=str(tmp_path / "cosign.pub")), own_server.ca))
-    assert "signature" in found
+    failed = failures(check_published(registry, "cpu", Trust(key=str(tmp_path / "cosign.pub")), own_server.ca))
+    assert "signature" in failed
 
 
 def forged_provenance(image: PublishedImage, record: BuildRecord) -> bytes:
@@ -348,7 +348,7 @@ def test_provenance_that_somebody_else_attached_is_not_signed(
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "what"),
+    ("field", "value", "subject"),
     [("lock", "sha256:" + "0" * 64, "lock"), ("revision", "0" * 40, "source revision")],
 )
 def test_provenance_of_another_build_is_neither_signed_nor_promoted(
@@ -359,10 +359,10 @@ def test_provenance_of_another_build_is_neither_signed_nor_promoted(
     shared_server: Server,
     field: str,
     value: str,
-    what: str,
+    subject: str,
 ) -> None:
     image, tags = stage(registry)
-    with pytest.raises(TrustError, match=f"about another {what}"):
+    with pytest.raises(TrustError, match=f"about another {subject}"):
         release(registry, image, tags, replace(record, **{field: value}), LOCK, signer, shared_server.ca)
     assert registry.manifest(tags.immutable) is None
 
@@ -375,6 +375,6 @@ def test_damaged_attachment_is_found(released: tuple[Registry, Tags], own_server
     artifact = registry.manifest(entry.digest)
     assert artifact
     own_server.blob_path(artifact.layers[0].digest).write_bytes(b"{}")
-    found = failures(check_published(registry, "cpu", trust, own_server.ca))
-    assert set(found) == {"sbom spdx"}
-    assert "tampered with or damaged" in found["sbom spdx"]
+    failed = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert set(failed) == {"sbom spdx"}
+    assert "tampered with or damaged" in failed["sbom spdx"]

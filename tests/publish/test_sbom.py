@@ -49,6 +49,12 @@ def test_inventory_honours_deletions_by_upper_layers() -> None:
     assert inventory.manifest["lock"] == LOCK_DIGEST
 
 
+def test_package_without_a_name_is_refused() -> None:
+    status = "Package: \nStatus: install ok installed\nVersion: 1\nArchitecture: amd64\n"
+    with pytest.raises(InventoryError, match="a package has no Package"):
+        read([*base_layers(), {"var/lib/dpkg/status": status}])
+
+
 def test_opaque_folder_hides_everything_below_it() -> None:
     inventory = read([*base_layers(), {"opt/slipway/venv/.wh..wh..opq": ""}])
     assert inventory.wheels == ()
@@ -139,6 +145,11 @@ def test_document_is_the_same_each_time(bill: sbom.Bill) -> None:
     again = sbom.describe_image(read(base_layers()), LABELS, LOCK, DIGEST)
     for make in (sbom.cyclonedx, sbom.spdx):
         assert sbom.encode(make(bill)) == sbom.encode(make(again))
+
+
+def test_package_urls_are_compared_in_their_canonical_spelling() -> None:
+    document = {"bomFormat": "CycloneDX", "components": [{"purl": "pkg:deb/debian/gcc@1%3A2.3?arch=amd64"}]}
+    assert sbom.listed_purls(document) == {"pkg:deb/debian/gcc@1:2.3?arch=amd64"}
 
 
 def test_another_image_has_another_identity(bill: sbom.Bill) -> None:

@@ -90,9 +90,9 @@ def test_a_run_in_which_the_engines_follow_the_actor_passes() -> None:
     ],
 )
 def test_a_run_fails_the_part_that_it_contradicts(change: dict[str, float], part: str, words: str) -> None:
-    found = trained(**change)
-    assert words in found[part].reason
-    assert [name for name, other in found.items() if other.result == "failed"] == [part]
+    parts = trained(**change)
+    assert words in parts[part].reason
+    assert [name for name, other in parts.items() if other.result == "failed"] == [part]
 
 
 def test_engines_that_stayed_on_the_gpu_fail() -> None:
@@ -207,7 +207,7 @@ def test_a_pulled_image_is_named_by_its_digests_in_registries_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "how to sign"),
+        ([], "no signing method"),
         (["--key", "k", "--unsigned"], "exclude"),
         (["--unsigned", "--output", "/no/such/folder/file"], "no folder /no/such/folder"),
     ],

@@ -49,9 +49,9 @@ def test_a_cache_refers_to_the_image_that_the_name_tells(shared_server: Server, 
     (referrer,) = repository.referrers(image)
     assert referrer.artifact_type == ARTIFACT
     assert referrer.annotations["dev.slipway.devices"] == "NVIDIA H200"
-    found = repository.manifest(TAG)
-    assert found
-    assert found.descriptor.digest == referrer.digest
+    manifest = repository.manifest(TAG)
+    assert manifest
+    assert manifest.descriptor.digest == referrer.digest
 
 
 def test_a_cache_of_an_absent_image_is_not_pushed(shared_server: Server, archive: Path) -> None:

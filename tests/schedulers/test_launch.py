@@ -166,8 +166,8 @@ def test_mpich_without_a_head_gets_a_hint(cluster: Cluster) -> None:
 def documented(start: str) -> str:
     """The indented block of the guide that contains this line."""
     blocks = re.findall(r"(?:^    .*\n)+", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
-    (found,) = [block for block in blocks if start in block]
-    return re.sub(r"^    ", "", found, flags=re.MULTILINE)
+    (matching,) = [block for block in blocks if start in block]
+    return re.sub(r"^    ", "", matching, flags=re.MULTILINE)
 
 
 def test_the_line_for_docker_gives_each_container_its_own_nodes_variables(cluster: Cluster) -> None:

@@ -44,7 +44,7 @@ sys.exit(143 if asked else 0)
 
 def test_a_warned_job_saves_is_requeued_starts_clean_and_resumes(cluster: Cluster, tmp_path: Path) -> None:
     request = RunRequest("slipway:cpu", "cpu", (*OPTIONS, "--", "python", "/tmp/run.py"), nodes=2, name="warned")
-    options = SlurmOptions(container="none", output="/tmp/warned.out", exclusive=False)
+    options = SlurmOptions(container="none", log="/tmp/warned.out", exclusive=False)
     machine = replace(read_machine(tmp_path), uid=0)
     cluster.run("rm -f /tmp/saved-step")
     cluster.put("/tmp/run.py", RUN)

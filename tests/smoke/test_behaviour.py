@@ -47,8 +47,8 @@ def test_no_command_is_a_usage_error_with_a_hint(start: Start) -> None:
     ],
 )
 def test_a_program_is_run_as_in_any_other_image(start: Start, words: list[str], status: int, output: str) -> None:
-    found, text = finish(start(*words))
-    assert found == status, text
+    ended, text = finish(start(*words))
+    assert ended == status, text
     assert output in text
 
 

@@ -30,8 +30,8 @@ def bill(image: Image, manifest: dict[str, Any]) -> sbom.Bill:
 
 @pytest.fixture(scope="module")
 def components(bill: sbom.Bill) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = sbom.cyclonedx(bill)["components"]
-    return found
+    parts: list[dict[str, Any]] = sbom.cyclonedx(bill)["components"]
+    return parts
 
 
 def test_the_wheels_match_what_python_finds(host: Host, components: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, away from the checkout: both commands work, and `buildkit` finds its data."""
+"""The wheel in environments of its own, away from the checkout: both commands work, and `buildkit` finds its data."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,17 +47,26 @@ def build_wheel(source: Path, into: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def environment(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and its dependencies, in the versions of the host's lock."""
-    folder = tmp_path_factory.mktemp("environment")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     done = build_wheel(source, folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (wheel,) = folder.glob("slipway_rl-*.whl")
+    return wheel
+
+
+def install(requirement: str, folder: Path) -> Path:
+    """A virtual environment with the wheel and its dependencies, in the versions of the host's lock."""
     uv = find_uv_bin()
     check_output(uv, "venv", "--quiet", "--no-project", "--python", sys.executable, folder / "venv", cwd=folder)
     options = ["--quiet", "--python", folder / "venv", "--constraint", ROOT / "ci" / "requirements.txt"]
-    check_output(uv, "pip", "install", *options, wheel, cwd=folder)
+    check_output(uv, "pip", "install", *options, requirement, cwd=folder)
     return folder / "venv"
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(str(wheel), tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture
@@ -93,6 +103,7 @@ def test_commands_work_outside_of_any_checkout(installed: Installed, command: st
 
 def test_tls_without_its_extra_says_what_to_install(environment: Path, tmp_path: Path) -> None:
     code = (
+        "import sys; from buildkit.recipe.project import own_project; sys.path.insert(0, str(own_project()))\n"
         "from entrypoints.errors import RayFailedError\n"
         "try:\n    import entrypoints.wire.certificates\n"
         "except RayFailedError as error:\n    print(error, error.hint)"
@@ -117,10 +128,35 @@ def test_the_build_context_holds_the_installed_code(environment: Path, tmp_path:
     for package in ("entrypoints", "trainer"):
         files = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*") if "__pycache__" not in path.parts}
         assert {str(path.relative_to(app)) for path in (app / package).rglob("*")} == files
+    assert (app / "images" / "chips.toml").is_file()
     assert json.loads((tmp_path / "context" / "image.json").read_text())["version"] == VERSION
 
 
-def test_the_container_tests_are_found(environment: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_one_top_level_package(wheel: Path) -> None:
+    """`entrypoints` and `trainer` are names of other distributions of the index."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.partition("/")[0] for name in archive.namelist()}
+    assert names == {"buildkit", f"slipway_rl-{VERSION}.dist-info"}
+
+
+def test_launch_starts_the_trainer_and_shadows_no_module_of_the_users_folder(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "entrypoints.py").write_text("raise SystemExit('the wrong module')")
+    assert f"launch {VERSION}" in check_output(environment / "bin" / "launch", "--version", cwd=tmp_path)
+    code = "import importlib.util; print(importlib.util.find_spec('trainer').origin)"
+    said = check_output(environment / "bin" / "launch", environment / "bin" / "python", "-c", code, cwd=tmp_path)
+    assert Path(said.strip()).is_relative_to(environment)
+
+
+@pytest.mark.parametrize("command", [["test"], ["certify", "--unsigned"]])
+def test_container_tests_without_their_extra_say_what_to_install(installed: Installed, command: list[str]) -> None:
+    done = installed("buildkit", *command, "--target", "cpu")
+    assert done.returncode == 2
+    assert "pytest, testinfra, pytest_timeout, not installed" in done.stderr
+    assert "pip install 'slipway-rl[test]'" in done.stderr
+
+
+def test_the_container_tests_are_found(wheel: Path, tmp_path: Path) -> None:
+    environment = install(f"{wheel}[test]", tmp_path)
     (project,) = environment.glob("lib/python*/site-packages/buildkit/project")
     command = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", project / "tests"]
     collected = check_output(environment / "bin" / "python", *command, cwd=tmp_path)

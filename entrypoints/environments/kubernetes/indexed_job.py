@@ -8,8 +8,8 @@ import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import HEAD, NODES
-from entrypoints.environments.kubernetes.kubeflow import NODE_COUNT as TRAINER_NODES
 from entrypoints.environments.process_view import ProcessView, Reader
+from entrypoints.environments.services.table import Kubeflow
 from entrypoints.errors import DetectionError
 
 INDEX = "JOB_COMPLETION_INDEX"
@@ -73,7 +73,7 @@ class IndexedJob(Environment):
 
 def pod_index(view: ProcessView, reader: Reader) -> int | None:
     """This pod's index; None without one, and if Kubeflow's trainer built the Job and nobody else tells the size."""
-    if view.variables.get(TRAINER_NODES) and not view.variables.get(NODES):
+    if view.variables.get(Kubeflow.count[0]) and not view.variables.get(NODES):
         return None
     return reader.number(INDEX)
 

@@ -40,12 +40,14 @@ class MpiJob(Environment):
         match = _POD.fullmatch(view.hostname.split(".")[0])
         if numbers is None or not mark or match is None:
             return None
-        found = by_tasks(cls.name, view, reader, numbers)
+        allocation = by_tasks(cls.name, view, reader, numbers)
         if match["launcher"]:
             head = match["launcher"]
-        elif found.node_rank == int(match["index"]) + 1:
+        elif allocation.node_rank == int(match["index"]) + 1:
             head = _FIRST_LAUNCHER[match["kind"]]
         else:
             head = f"{match['kind']}-0"
         _, subdomain = pod_name(view, reader)
-        return replace(found, job_id=match["job"], head=f"{match['job']}-{head}{f'.{subdomain}' if subdomain else ''}")
+        return replace(
+            allocation, job_id=match["job"], head=f"{match['job']}-{head}{f'.{subdomain}' if subdomain else ''}"
+        )

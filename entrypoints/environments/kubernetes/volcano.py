@@ -56,7 +56,7 @@ def _order(task: str) -> tuple[bool, str]:
 def _hosts(view: ProcessView, reader: Reader, task: str) -> tuple[str, ...]:
     """The hosts of one kind of task: from the variable, else from the file, which follows changes of scale."""
     path = f"{_FOLDER}/{task.lower().replace('_', '-')}.host"
-    found = reader.hosts(f"VC_{task}_HOSTS") or in_file(view.lines(path) or [], path)
-    if not found:
+    hosts = reader.hosts(f"VC_{task}_HOSTS") or in_file(view.lines(path) or [], path)
+    if not hosts:
         raise DetectionError(f"neither VC_{task}_HOSTS nor {path} lists a host", hint="use Volcano's plug-in svc")
-    return found
+    return hosts

@@ -47,8 +47,8 @@ class GridEngine(Environment):
     @classmethod
     def scheduler_job_id(cls, variables: Mapping[str, str]) -> str | None:
         """None without one of Grid Engine's own variables, as other programs set JOB_ID too."""
-        own = any(variables.get(name) for name in (HOST_FILE, PARALLEL_ENVIRONMENT, ARRAY_TASK))
-        return super().scheduler_job_id(variables) if own else None
+        complete = any(variables.get(name) for name in (HOST_FILE, PARALLEL_ENVIRONMENT, ARRAY_TASK))
+        return super().scheduler_job_id(variables) if complete else None
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:

@@ -68,5 +68,5 @@ class HtCondor(Environment):
 
 def _machines(ad: str) -> tuple[str, ...]:
     """The machine of each process, in order; empty if the ad does not tell them."""
-    found = _MACHINES.search(ad)
-    return tuple(slot.rpartition("@")[2] for slot in found[1].split(",")) if found else ()
+    match = _MACHINES.search(ad)
+    return tuple(slot.rpartition("@")[2] for slot in match[1].split(",")) if match else ()

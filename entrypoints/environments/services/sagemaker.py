@@ -30,10 +30,10 @@ class SageMaker(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        found = _from_variables(reader) or _from_file(view, reader)
-        if found is None:
+        cluster = _from_variables(reader) or _from_file(view, reader)
+        if cluster is None:
             return None
-        hosts, current = found
+        hosts, current = cluster
         ordered = tuple(sorted((host_name(host, HOSTS, number=True) for host in hosts), key=_natural))
         me = ProcessView(variables={}, hostname=current, root=view.root)
         return Allocation(

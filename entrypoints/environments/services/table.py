@@ -20,11 +20,11 @@ class Service(Environment):
     hosts: ClassVar[Names] = ()
     """A list of the nodes, in order of rank."""
     job: ClassVar[Names] = ()
-    """What identifies the job; by default its head does."""
+    """The job's id; by default its head."""
     marks: ClassVar[Names] = ()
     """At least one of these must be set, too: others set the variable of the count as well."""
     hint: ClassVar[str]
-    """Where a variable that is missing comes from."""
+    """The source of a variable that is missing."""
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
@@ -207,6 +207,21 @@ class Snowflake(Service):
     caveats = "A job service that is no ML Job names no addresses: set SLIPWAY_HEAD. Instances have no host names."
     start = 'submit_directory(…, entrypoint=["bash", "-c", "LAUNCH"], target_instances=2, parallel=True)'
     source = "https://docs.snowflake.com/developer-guide/snowflake-ml/ml-jobs/overview"
+
+
+class Kubeflow(Service):
+    """A TrainJob: torchrun's variables in the pods of a JobSet."""
+
+    name = "kubeflow"
+    precedence = 530
+    title = "Kubeflow Trainer v2"
+    count, rank, head = ("PET_NNODES",), ("PET_NODE_RANK",), ("PET_MASTER_ADDR",)
+    marks = ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
+    reads = (*count, *rank, *head)
+    hint = "the trainer's torch runtime sets these variables: see `kubectl describe trainjob`"
+    caveats = "PET_NPROC_PER_NODE is for torchrun only."
+    start = "spec.trainer.command: LAUNCH"
+    source = "https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/"
 
 
 class JaxJob(Service):

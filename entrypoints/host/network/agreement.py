@@ -14,16 +14,16 @@ def odd_ones(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     `summaries` maps each node's name to its `Fabric.summary()`, in order of rank. Other nodes sent them, so any value
     may be missing.
     """
-    found = []
+    differences = []
     for key, label in _LABELS.items():
         values = {name: json.dumps(summary.get(key)) for name, summary in summaries.items()}
         usual, count = Counter(values.values()).most_common(1)[0]
-        found += [
+        differences += [
             f"{name}: its {label} {_plain(value)}, but {_plain(usual)} on {count} of {len(values)} nodes"
             for name, value in values.items()
             if value != usual
         ]
-    return found
+    return differences
 
 
 def _plain(value: str) -> str:

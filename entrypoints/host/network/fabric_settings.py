@@ -37,21 +37,23 @@ def fabric_settings(choice: RailChoice, nccl: str | None) -> tuple[list[Setting]
     if choice.kind == "efa":
         reason = f"{len(hcas)} EFA devices: RDMA for NCCL's network plug-in"
         return [Setting("FI_EFA_USE_DEVICE_RDMA", "1", reason)], []
-    what = "InfiniBand" if choice.kind == "infiniband" else "RoCE"
+    fabric_name = "InfiniBand" if choice.kind == "infiniband" else "RoCE"
     left_out = ", ".join(name for name, _ in choice.excluded)
-    reason = f"{len(hcas)} active {what} rails in the order of the GPUs" + (f"; without {left_out}" if left_out else "")
+    reason = f"{len(hcas)} active {fabric_name} rails in the order of the GPUs" + (
+        f"; without {left_out}" if left_out else ""
+    )
     several = len({hca.name for hca in hcas}) < len(hcas) or any(":" in name for name, _ in choice.excluded)
     names = ",".join(f"{hca.name}:{hca.port}" if several else hca.name for hca in hcas)
     ports = ",".join(f"{hca.name}:{hca.port}" for hca in hcas)
-    found = [
+    settings = [
         Setting(NCCL_HCAS, f"={names}", f"{reason}; = matches exact names, otherwise mlx5_1 would match mlx5_10 too"),
         Setting("UCX_NET_DEVICES", ports, reason),
         Setting("NVSHMEM_HCA_LIST", ports, reason),
     ]
     if choice.kind == "infiniband":
-        return found, []
+        return settings, []
     extra, warnings = _gid_index(choice, nccl)
-    return found + extra, warnings
+    return settings + extra, warnings
 
 
 def without_rdma(choice: RailChoice) -> str:

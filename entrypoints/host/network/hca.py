@@ -97,8 +97,8 @@ def _by_slot(tree: Tree, device: str) -> tuple[str, ...]:
 
 def _netdev(tree: Tree, name: str, port: str) -> str | None:
     """The port's network interface: named in the GID table or, for IPoIB, below the PCI device."""
-    if found := tree.text(f"{_CLASS}/{name}/ports/{port}/gid_attrs/ndevs/0"):
-        return found
+    if interface := tree.text(f"{_CLASS}/{name}/ports/{port}/gid_attrs/ndevs/0"):
+        return interface
     netdevs = tree.names(f"{_CLASS}/{name}/device/net")
     for netdev in netdevs:
         if tree.number(f"sys/class/net/{netdev}/dev_port") == int(port) - 1:

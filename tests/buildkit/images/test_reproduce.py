@@ -12,8 +12,8 @@ WHEELS: Files = {"a.py": (b"a", 1), "b.pyc": (b"b", 1)}
 
 
 def test_equal_builds_have_no_difference(tmp_path: Path) -> None:
-    one, other = (fix(tmp_path, name, layer_of(BASE), layer_of(WHEELS)) for name in "12")
-    assert find_difference(one, other) is None
+    first, second = (fix(tmp_path, name, layer_of(BASE), layer_of(WHEELS)) for name in "12")
+    assert find_difference(first, second) is None
 
 
 @pytest.mark.parametrize(("changed", "words"), [(b"c", "1 bytes"), (None, "absent")])
@@ -35,8 +35,8 @@ def test_files_in_another_order_are_named(tmp_path: Path) -> None:
 
 
 def test_a_different_configuration_is_named(tmp_path: Path) -> None:
-    one, other = fix(tmp_path, "1", layer_of(BASE)), fix(tmp_path, "2", layer_of(BASE), os="another")
-    difference = find_difference(one, other)
+    first, second = fix(tmp_path, "1", layer_of(BASE)), fix(tmp_path, "2", layer_of(BASE), os="another")
+    difference = find_difference(first, second)
     assert difference
     assert difference.file == "os in the image's configuration"
     assert (difference.first, difference.second) == ("linux", "another")

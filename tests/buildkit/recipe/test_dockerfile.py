@@ -61,7 +61,7 @@ def test_images_share_downloads_of_the_same_wheels_alone(matrix: Matrix) -> None
     another = parse_lock(f"torch==1.0 --hash=sha256:{'1' * 64}\nsix==1.0 --hash=sha256:{'3' * 64}\n")
     assert len(caches("cpu", locked)) == len(matrix.wheel_layers)
     assert caches("cpu", locked) == caches("cuda", locked)
-    changed = [one != other for one, other in zip(caches("cpu", locked), caches("cpu", another), strict=True)]
+    changed = [before != after for before, after in zip(caches("cpu", locked), caches("cpu", another), strict=True)]
     assert changed == [False, False, True]
 
 
@@ -86,9 +86,9 @@ def test_manifest_is_json_with_pins_and_reasons(matrix: Matrix) -> None:
 
 def test_tags_carry_the_locks_digest(matrix: Matrix) -> None:
     variant = matrix.variant("cpu")
-    one, other = image_tags(matrix, variant, parse_lock("a")), image_tags(matrix, variant, parse_lock("b"))
-    assert one[:2] == other[:2] == ("slipway:cpu", f"slipway:{variant.identifier}")
-    assert one[2] != other[2]
+    tags, other_tags = image_tags(matrix, variant, parse_lock("a")), image_tags(matrix, variant, parse_lock("b"))
+    assert tags[:2] == other_tags[:2] == ("slipway:cpu", f"slipway:{variant.identifier}")
+    assert tags[2] != other_tags[2]
 
 
 def test_only_the_default_variant_has_the_targets_own_tag(matrix: Matrix) -> None:
@@ -107,7 +107,7 @@ def test_an_image_with_another_base_than_the_locked_one_says_so_and_has_no_tag_o
     variant = matrix.variant("cpu")
     lock = parse_lock(f"# deb: tini 1 sha256:{'1' * 64}\n")
     changed = lock.with_packages((Deb("tini", "2", "2" * 64),))
-    manifests = [image_manifest(matrix, variant, "bootstrap", found) for found in (lock, changed)]
+    manifests = [image_manifest(matrix, variant, "bootstrap", pinned) for pinned in (lock, changed)]
     assert [manifest["base"]["changes"] for manifest in manifests] == [
         [],
         [{"package": "tini", "locked": "1", "installed": "2"}],

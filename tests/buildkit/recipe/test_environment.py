@@ -46,17 +46,17 @@ def parse(**changes: Any) -> EnvEntry:
 
 
 def test_mi300_with_the_recipes_rocm_gets_the_published_values(matrix: Matrix) -> None:
-    found = environment(matrix.env("rocm"), arch="gfx942", rocm="6.2.0", nccl="2.20.5", fabric="roce", ray="2.40.0")
-    assert MI300_RECIPE.items() <= found.items()
-    assert found["NCCL_IB_TIMEOUT"] == "20"
-    assert found["RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES"] == "1"
+    values = environment(matrix.env("rocm"), arch="gfx942", rocm="6.2.0", nccl="2.20.5", fabric="roce", ray="2.40.0")
+    assert MI300_RECIPE.items() <= values.items()
+    assert values["NCCL_IB_TIMEOUT"] == "20"
+    assert values["RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES"] == "1"
 
 
 def test_mi300_with_a_current_rocm_drops_obsolete_workarounds(matrix: Matrix) -> None:
-    found = environment(matrix.env("rocm"), arch="gfx942", rocm="7.2.1", nccl="2.27.7", fabric="roce", ray="2.60.0")
-    assert not {"HSA_NO_SCRATCH_RECLAIM", "RCCL_MSCCL_ENABLE", "NCCL_PROTO", "NCCL_IB_TIMEOUT"} & set(found)
-    assert found["NCCL_MIN_NCHANNELS"] == "112"
-    assert found["RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"] == "1"
+    values = environment(matrix.env("rocm"), arch="gfx942", rocm="7.2.1", nccl="2.27.7", fabric="roce", ray="2.60.0")
+    assert not {"HSA_NO_SCRATCH_RECLAIM", "RCCL_MSCCL_ENABLE", "NCCL_PROTO", "NCCL_IB_TIMEOUT"} & set(values)
+    assert values["NCCL_MIN_NCHANNELS"] == "112"
+    assert values["RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize(

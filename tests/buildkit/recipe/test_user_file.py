@@ -38,19 +38,23 @@ def test_the_nearest_file_counts(home: Path) -> None:
 
 def test_a_variant_is_its_requirements_and_takes_the_rest_from_its_target(home: Path) -> None:
     matrix = load_matrix(ROOT, user_file(home, OWN_VLLM))
-    own, default = matrix.variant("cuda", "own"), matrix.variant("cuda")
-    assert own.requirements == ("cuda-toolkit[cccl,crt,nvcc,nvvm]", "vllm==0.33.0", "torch==2.14.0")
-    assert (own.base, own.driver, own.architectures) == (default.base, default.driver, default.architectures)
-    assert (own.exclude, own.prune, own.packages) == (default.exclude, default.prune, default.packages)
-    assert own.status == "untested"
+    variant, default = matrix.variant("cuda", "own"), matrix.variant("cuda")
+    assert variant.requirements == ("cuda-toolkit[cccl,crt,nvcc,nvvm]", "vllm==0.33.0", "torch==2.14.0")
+    assert (variant.base, variant.driver, variant.architectures) == (
+        default.base,
+        default.driver,
+        default.architectures,
+    )
+    assert (variant.exclude, variant.prune, variant.packages) == (default.exclude, default.prune, default.packages)
+    assert variant.status == "untested"
     assert default.driver
 
 
 def test_its_lock_lies_beside_the_file(home: Path) -> None:
     matrix = load_matrix(ROOT, user_file(home, OWN_VLLM))
-    own = matrix.variant("cuda", "own")
-    assert lock_path(matrix, own) == home / "slipway-locks" / "cuda" / "own.txt"
-    assert lock_name(matrix, own) == "slipway-locks/cuda/own.txt"
+    variant = matrix.variant("cuda", "own")
+    assert lock_path(matrix, variant) == home / "slipway-locks" / "cuda" / "own.txt"
+    assert lock_name(matrix, variant) == "slipway-locks/cuda/own.txt"
     assert lock_path(matrix, matrix.variant("cuda")).is_relative_to(ROOT)
 
 

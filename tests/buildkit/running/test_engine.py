@@ -1,5 +1,6 @@
 """The engines' command lines, with fake docker and podman programs; tests/engines runs the real ones."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def test_a_fake_client_that_needs_buildx_says_so(programs: Path) -> None:
     assert "docker-buildx" in caught.value.hint
 
 
+def test_estargz_layers_need_a_docker_with_containerds_image_store(programs: Path) -> None:
+    for store, refused in (
+        ("[[driver-type io.containerd.snapshotter.v1]]", False),
+        ("[[Backing Filesystem ext]]", True),
+    ):
+        play(programs, "docker", f"echo '{store}'")
+        with pytest.raises(EngineError) if refused else nullcontext() as caught:
+            Docker().check_oci_output()
+        if caught:
+            assert "containerd-snapshotter" in caught.value.hint
+    request = replace(REQUEST, tags=(), output="type=oci,dest=/d")
+    command = Docker().build_command(request)
+    assert command[command.index("--output") + 1] == "type=oci,dest=/d"
+    assert "--load" not in command
+
+
 def test_a_fake_podman_builds_with_the_commits_date(programs: Path) -> None:
     play(programs, "podman", "echo /var/lib/containers/storage")
     command = Podman().build_command(REQUEST)
@@ -84,9 +101,9 @@ def test_an_unknown_engine_is_a_usage_error() -> None:
 
 def test_an_image_has_digest_and_size_with_a_fake_docker(programs: Path) -> None:
     docker(programs)
-    found = Docker().find("a:1")
-    assert found is not None
-    assert (found.id, found.size, found.labels) == ("sha256:ab", 12, {"dev.slipway.target": "cpu"})
+    image = Docker().find("a:1")
+    assert image is not None
+    assert (image.id, image.size, image.labels) == ("sha256:ab", 12, {"dev.slipway.target": "cpu"})
 
 
 @pytest.mark.parametrize(

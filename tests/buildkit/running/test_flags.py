@@ -71,13 +71,13 @@ def test_cpu_requests_no_device_on_any_host(tmp_path: Path) -> None:
 
 def test_nodes_that_share_a_machine_share_its_gpus_and_memory(tmp_path: Path) -> None:
     machine = machine_of(DGX, tmp_path)
-    one = container_flags(request("cuda", nodes=2), machine, "job", rank=0)
+    flags = container_flags(request("cuda", nodes=2), machine, "job", rank=0)
     other = container_flags(request("cuda", nodes=2), machine, "job", rank=1)
-    assert values(one, "gpus") == ['"device=0,1,2,3"']
+    assert values(flags, "gpus") == ['"device=0,1,2,3"']
     assert values(other, "gpus") == ['"device=4,5,6,7"']
     alone = container_flags(request("cuda", nodes=2), machine)
     assert values(alone, "gpus") == ["all"], "a node of a cluster has its machine for itself"
-    assert int(values(one, "shm-size")[0]) <= int(values(alone, "shm-size")[0])
+    assert int(values(flags, "shm-size")[0]) <= int(values(alone, "shm-size")[0])
 
 
 def test_amd_nodes_that_share_a_machine_get_render_nodes_of_their_own(tmp_path: Path) -> None:

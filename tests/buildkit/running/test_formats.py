@@ -66,7 +66,7 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 
     https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
     """
-    return re.sub(r"\$(?:\$|\((\w+)\))", lambda found: variables.get(found[1], found[0]) if found[1] else "$", text)
+    return re.sub(r"\$(?:\$|\((\w+)\))", lambda match: variables.get(match[1], match[0]) if match[1] else "$", text)
 
 
 def check_kubernetes(text: str) -> dict[str, dict[str, Any]]:
@@ -82,12 +82,12 @@ def test_command_lines_are_shell_words_and_never_privileged(
     tmp_path: Path, shown: str, target: str, host: Host
 ) -> None:
     text = written(shown, request(target), machine_of(host, tmp_path))
-    found = words(text)
-    assert found[0] == shown
-    assert found[-2:] == ["train", "trainer.nnodes=2"]
-    assert "--privileged" not in found
-    assert any("/scratch/my data:/data:ro" in word for word in found)
-    assert AWKWARD[0] in found, "quotes, blanks and dollars arrive as they were given"
+    arguments = words(text)
+    assert arguments[0] == shown
+    assert arguments[-2:] == ["train", "trainer.nnodes=2"]
+    assert "--privileged" not in arguments
+    assert any("/scratch/my data:/data:ro" in word for word in arguments)
+    assert AWKWARD[0] in arguments, "quotes, blanks and dollars arrive as they were given"
 
 
 def test_docker_line_is_the_list_of_flags(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_docker_line_is_the_list_of_flags(tmp_path: Path) -> None:
 
 def test_the_users_grace_period_comes_last_and_counts(tmp_path: Path) -> None:
     wanted = request("cpu", command=("--grace", "30", "train", "x=--grace"))
-    found = words(written("docker", wanted, machine_of(BARE, tmp_path)))
-    assert found[-7:] == ["slipway:cpu", "--grace", "110", "--grace", "30", "train", "x=--grace"]
+    arguments = words(written("docker", wanted, machine_of(BARE, tmp_path)))
+    assert arguments[-7:] == ["slipway:cpu", "--grace", "110", "--grace", "30", "train", "x=--grace"]
 
 
 def arguments(shown: str, wanted: RunRequest, machine: Machine) -> list[str]:
@@ -132,28 +132,28 @@ def test_a_program_is_run_as_it_is(tmp_path: Path, shown: str, command: tuple[st
 
 def test_several_machines_share_one_line_that_reads_hosts_and_token_from_the_environment(tmp_path: Path) -> None:
     text = written("docker", request("cuda", nodes=2), machine_of(DGX, tmp_path))
-    found = words(text)
-    assert "SLIPWAY_TOKEN" in found
-    assert "SLIPWAY_HOSTS" in found
+    arguments = words(text)
+    assert "SLIPWAY_TOKEN" in arguments
+    assert "SLIPWAY_HOSTS" in arguments
     assert "SLIPWAY_HOSTS=first-host,second-host" in text
 
 
 def test_podman_takes_gpus_by_cdi(tmp_path: Path) -> None:
-    found = words(written("podman", request("cuda"), machine_of(DGX, tmp_path)))
-    assert "nvidia.com/gpu=all" in found
-    assert "--gpus" not in found
-    one = words(written("podman", request("cuda", gpus=2), machine_of(DGX, tmp_path)))
-    assert {"nvidia.com/gpu=0", "nvidia.com/gpu=1"} <= set(one)
+    arguments = words(written("podman", request("cuda"), machine_of(DGX, tmp_path)))
+    assert "nvidia.com/gpu=all" in arguments
+    assert "--gpus" not in arguments
+    two_gpus = words(written("podman", request("cuda", gpus=2), machine_of(DGX, tmp_path)))
+    assert {"nvidia.com/gpu=0", "nvidia.com/gpu=1"} <= set(two_gpus)
 
 
 def test_rootless_podman_asks_only_for_the_callers_limits(tmp_path: Path) -> None:
     machine = replace(machine_of(MI300X, tmp_path), uid=1000, gid=1000)
     flags = podman_flags(container_flags(request("rocm"), machine), machine)
-    found = [(flag.name, flag.value) for flag in flags]
-    assert ("userns", "keep-id") in found
-    assert [value for name, value in found if name == "group-add"] == ["keep-groups"]
-    assert [value for name, value in found if name == "ulimit"] == ["host"]
-    assert "user" not in dict(found)
+    pairs = [(flag.name, flag.value) for flag in flags]
+    assert ("userns", "keep-id") in pairs
+    assert [value for name, value in pairs if name == "group-add"] == ["keep-groups"]
+    assert [value for name, value in pairs if name == "ulimit"] == ["host"]
+    assert "user" not in dict(pairs)
 
 
 def test_rootless_podman_keeps_another_user_that_was_asked_for(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_podman_on_selinux_may_use_the_devices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("target", "flag"), [("cuda", "--nv"), ("rocm", "--rocm"), ("cpu", None)])
 def test_apptainer_selects_the_gpu_vendor(tmp_path: Path, target: str, flag: str | None) -> None:
-    found = words(written("apptainer", request(target), machine_of(BARE, tmp_path)))
-    assert {"--nv", "--rocm"} & set(found) == ({flag} if flag else set())
-    assert f"slipway_{target}.sif" in found
+    arguments = words(written("apptainer", request(target), machine_of(BARE, tmp_path)))
+    assert {"--nv", "--rocm"} & set(arguments) == ({flag} if flag else set())
+    assert f"slipway_{target}.sif" in arguments
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -236,8 +236,8 @@ def test_compose_nodes_share_the_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("target", "host"), CASES)
 def test_kubernetes_passes_its_schema(tmp_path: Path, target: str, host: Host, nodes: int) -> None:
     machine = machine_of(host, tmp_path)
-    found = check_kubernetes(written("kubernetes", request(target, nodes), machine))
-    job, service = found["Job"]["spec"], found["Service"]
+    objects = check_kubernetes(written("kubernetes", request(target, nodes), machine))
+    job, service = objects["Job"]["spec"], objects["Service"]
     pod = job["template"]["spec"]
     node = pod["containers"][0]
     assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", nodes, nodes)
@@ -269,28 +269,28 @@ def test_kubernetes_passes_its_schema(tmp_path: Path, target: str, host: Host, n
     ],
 )
 def test_kubernetes_asks_for_gpus_and_adapters(tmp_path: Path, target: str, host: Host, limits: dict[str, int]) -> None:
-    found = check_kubernetes(written("kubernetes", request(target), machine_of(host, tmp_path)))
-    assert found["Job"]["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {}) == limits
+    objects = check_kubernetes(written("kubernetes", request(target), machine_of(host, tmp_path)))
+    assert objects["Job"]["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {}) == limits
 
 
 def test_kubernetes_takes_claims_by_name(tmp_path: Path) -> None:
     wanted = request("cpu", volumes=("datasets:/data:ro",))
-    found = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
-    pod = found["Job"]["spec"]["template"]["spec"]
+    objects = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
+    pod = objects["Job"]["spec"]["template"]["spec"]
     assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "datasets", "readOnly": True}
     assert pod["containers"][0]["volumeMounts"][1]["readOnly"] is True
 
 
 def test_the_kubelet_puts_no_variable_into_the_arguments(tmp_path: Path) -> None:
     wanted = request("cpu", command=("bash", "-c", "echo $(SLIPWAY_TOKEN) $$HOME"))
-    found = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
-    args = found["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    objects = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
+    args = objects["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert expanded(args[-1], {"SLIPWAY_TOKEN": "secret"}) == "echo $(SLIPWAY_TOKEN) $$HOME"
 
 
-def security(found: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def security(objects: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The security contexts of the pod and of its container."""
-    pod = found["Job"]["spec"]["template"]["spec"]
+    pod = objects["Job"]["spec"]["template"]["spec"]
     return pod["securityContext"], pod["containers"][0]["securityContext"]["capabilities"]
 
 
@@ -316,8 +316,8 @@ def test_root_in_kubernetes_may_use_the_folders_of_others(tmp_path: Path) -> Non
 def test_kubernetes_lets_the_user_write_into_a_claim(
     tmp_path: Path, volumes: tuple[str, ...], group: int | None
 ) -> None:
-    found = check_kubernetes(written("kubernetes", request("cpu", volumes=volumes), machine_of(BARE, tmp_path)))
-    pod, _ = security(found)
+    objects = check_kubernetes(written("kubernetes", request("cpu", volumes=volumes), machine_of(BARE, tmp_path)))
+    pod, _ = security(objects)
     assert pod["runAsGroup"] == 1000
     assert pod.get("fsGroup") == group
 

@@ -15,10 +15,10 @@ from tests.buildkit.hosts import DGX
 
 
 def test_every_job_has_its_own_name_and_secret() -> None:
-    one, other = (RunRequest("image", "cpu", ("true",)) for _ in range(2))
-    assert one.name != other.name
-    assert one.token != other.token
-    assert one.token not in repr(one)
+    first, second = (RunRequest("image", "cpu", ("true",)) for _ in range(2))
+    assert first.name != second.name
+    assert first.token != second.token
+    assert first.token not in repr(first)
 
 
 def test_the_printed_commands_are_the_ones_that_run(tmp_path: Path) -> None:

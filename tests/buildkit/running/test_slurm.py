@@ -28,7 +28,7 @@ SBATCH = {
 }  # fmt: skip
 ALL = SlurmOptions(
     time="3-00:00:00", partition="gpu", account="project", qos="high", constraint="h100", nodelist="gpu-[0,1]",
-    exclude="gpu-7", cpus_per_task=28, mem="200G", exclusive=False, output="logs/%x-%j.out", warning=300, requeue=False,
+    exclude="gpu-7", cpus_per_task=28, mem="200G", exclusive=False, log="logs/%x-%j.out", warning=300, requeue=False,
 )  # fmt: skip
 
 
@@ -98,19 +98,19 @@ def test_the_real_sbatch_reads_every_option(tmp_path: Path, options: SlurmOption
 
 
 def test_one_task_per_node_with_its_gpus(tmp_path: Path) -> None:
-    found = options_of(script(tmp_path))
-    assert (found["nodes"], found["ntasks-per-node"], found["gpus-per-node"]) == ("2", "1", "8")
-    assert (found["requeue"], found["open-mode"], found["signal"]) == ("", "append", "B:USR1@120")
+    options = options_of(script(tmp_path))
+    assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("2", "1", "8")
+    assert (options["requeue"], options["open-mode"], options["signal"]) == ("", "append", "B:USR1@120")
     assert "gpus-per-node" not in options_of(script(tmp_path, target="cpu"))
 
 
 def test_requested_values_are_in_the_options(tmp_path: Path) -> None:
-    found = options_of(script(tmp_path, options=ALL))
-    assert found["time"] == "3-00:00:00"
-    assert (found["partition"], found["account"], found["nodelist"]) == ("gpu", "project", "gpu-[0,1]")
-    assert "no-requeue" in found
-    assert "exclusive" not in found
-    assert found["signal"] == "B:USR1@300"
+    options = options_of(script(tmp_path, options=ALL))
+    assert options["time"] == "3-00:00:00"
+    assert (options["partition"], options["account"], options["nodelist"]) == ("gpu", "project", "gpu-[0,1]")
+    assert "no-requeue" in options
+    assert "exclusive" not in options
+    assert options["signal"] == "B:USR1@300"
 
 
 def test_there_is_one_srun_line(tmp_path: Path) -> None:
@@ -298,9 +298,9 @@ def pyxis_options(root: Path, **changes: Any) -> dict[str, str]:
 
 
 def test_pyxis_knows_every_option(tmp_path: Path) -> None:
-    found = pyxis_options(tmp_path)
-    assert found.keys() <= PYXIS
-    assert {name for name, value in found.items() if value} == WITH_VALUE
+    options = pyxis_options(tmp_path)
+    assert options.keys() <= PYXIS
+    assert {name for name, value in options.items() if value} == WITH_VALUE
 
 
 def test_mounts_are_written_as_pyxis_splits_them(tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: BaseRegistry
 
     def do_GET(self) -> None:
-        found = self.server.in_service and self.path == "/v2/debian/manifests/bookworm-slim"
-        self.send_response(200 if found else 503)
+        present = self.server.in_service and self.path == "/v2/debian/manifests/bookworm-slim"
+        self.send_response(200 if present else 503)
         self.send_header("Content-Type", INDEX)
-        self.send_header("Content-Length", str(len(self.server.index) if found else 0))
+        self.send_header("Content-Length", str(len(self.server.index) if present else 0))
         self.end_headers()
-        if found:
+        if present:
             self.wfile.write(self.server.index)
 
     def log_message(self, format: str, *args: object) -> None:

@@ -140,9 +140,9 @@ def host_with(default: str | None = None, indexes: tuple[str, ...] = (), links: 
 
 
 def test_index_answers_as_json_or_html(index: Index, session: requests.Session) -> None:
-    found = list(remote_offers(f"{index.address}/simple", "some-thing", session))
-    assert [file.filename for file in found] == [SOURCE, NAME]
-    assert found[1] == OfferedFile(NAME, f"{index.address}/files/{QUOTED}", (("sha256", SHA256),))
+    offers = list(remote_offers(f"{index.address}/simple", "some-thing", session))
+    assert [file.filename for file in offers] == [SOURCE, NAME]
+    assert offers[1] == OfferedFile(NAME, f"{index.address}/files/{QUOTED}", (("sha256", SHA256),))
     assert JSON in index.accepted[0]
 
 
@@ -212,9 +212,9 @@ def test_folders_and_local_indexes_come_before_remote_ones(
     wheel.write_bytes(WHEEL)
     remote = f"{index.address}/simple"
     host = host_with(remote, (remote, (tmp_path / "with space" / "simple").as_uri()), (str(wheel.parent),))
-    found = list(offered_wheels("some-thing", host, session))
-    assert [offer.location for offer in found] == [str(wheel), str(wheel), *2 * [f"{index.address}/files/{QUOTED}"]]
-    assert [offer.sha256 for offer in found] == ["", SHA256, SHA256, SHA256]
+    wheels = list(offered_wheels("some-thing", host, session))
+    assert [offer.location for offer in wheels] == [str(wheel), str(wheel), *2 * [f"{index.address}/files/{QUOTED}"]]
+    assert [offer.sha256 for offer in wheels] == ["", SHA256, SHA256, SHA256]
 
 
 def test_local_index_without_the_file_offers_nothing(tmp_path: Path) -> None:

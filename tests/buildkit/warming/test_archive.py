@@ -30,9 +30,9 @@ def test_the_same_files_give_the_same_bytes(left: Path, archive: Path, tmp_path:
 
 def test_only_compiled_code_is_packed(archive: Path, tmp_path: Path) -> None:
     cache = unpack(archive, tmp_path / "unpacked")
-    found = contents(tmp_path / "unpacked")
-    assert found.pop(MANIFEST) == as_json(cache)
-    assert found == COMPILED
+    files = contents(tmp_path / "unpacked")
+    assert files.pop(MANIFEST) == as_json(cache)
+    assert files == COMPILED
     assert (cache.files, cache.bytes) == (len(COMPILED), sum(map(len, COMPILED.values())))
     assert cache.key == H200
     assert read_cache(archive) == cache
@@ -63,9 +63,9 @@ def test_a_run_that_compiled_nothing_makes_no_cache(tmp_path: Path) -> None:
 
 
 def member(name: str, content: bytes = b"code", kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
-    found = tarfile.TarInfo(name)
-    found.type, found.linkname, found.size = kind, target, len(content) if kind == tarfile.REGTYPE else 0
-    return found
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname, entry.size = kind, target, len(content) if kind == tarfile.REGTYPE else 0
+    return entry
 
 
 def write_archive(path: Path, *members: tarfile.TarInfo, files: int = 1, size: int = 4) -> Path:
@@ -77,8 +77,8 @@ def write_archive(path: Path, *members: tarfile.TarInfo, files: int = 1, size: i
         tarfile.open(fileobj=packed, mode="w|") as tar,
     ):
         tar.addfile(member(MANIFEST, manifest), io.BytesIO(manifest))
-        for found in members:
-            tar.addfile(found, io.BytesIO(b"code" * found.size))
+        for entry in members:
+            tar.addfile(entry, io.BytesIO(b"code" * entry.size))
     return path
 
 

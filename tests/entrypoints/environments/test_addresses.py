@@ -26,10 +26,10 @@ def named_by_variables(case: Any) -> bool:
     expected, variables = case.values[0]["expect"], case.values[0]["variables"]
     head = expected.get("head", "none")
     texts = (text for name, text in variables.items() if name not in ("SLIPWAY_HEAD", "OMPI_MCA_orte_hnp_uri"))
-    own = case.values[0]["hostname"].split(".")[0]
+    short_name = case.values[0]["hostname"].split(".")[0]
     return (
         expected["environment"] not in NO_ADDRESSES
-        and head not in ("none", own)
+        and head not in ("none", short_name)
         and any(whole(head).search(text) for text in texts)
     )
 
@@ -47,9 +47,9 @@ def test_the_heads_address_is_understood_in_every_spelling(case: dict[str, Any],
     variables = recorded_place(case, tmp_path)
     pattern = whole(case["expect"]["head"])
     respelt = {name: pattern.sub(spelling, text) for name, text in variables.items() if name != "PATH"}
-    found = detect({**variables, **respelt}, case["hostname"], tmp_path).allocation
-    assert found.heads[0] == "fd00::1"
-    assert found.hosts is None or "[" not in "".join(found.hosts)
+    allocation = detect({**variables, **respelt}, case["hostname"], tmp_path).allocation
+    assert allocation.heads[0] == "fd00::1"
+    assert allocation.hosts is None or "[" not in "".join(allocation.hosts)
 
 
 @pytest.mark.parametrize(

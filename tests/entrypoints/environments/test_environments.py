@@ -119,10 +119,9 @@ def test_the_schedulers_job_id_tells_jobs_apart(variables: dict[str, str], job_i
 def test_detects(
     variables: Mapping[str, str], environment: str, node_count: int, node_rank: int, local_rank: int, head: str
 ) -> None:
-    found = detect(variables, "me").allocation
-    assert (found.environment, found.node_count, found.node_rank, found.local_rank, found.head) == (
-        environment, node_count, node_rank, local_rank, head,
-    )  # fmt: skip
+    allocation = detect(variables, "me").allocation
+    assert (allocation.environment, allocation.head) == (environment, head)
+    assert (allocation.node_count, allocation.node_rank, allocation.local_rank) == (node_count, node_rank, local_rank)
 
 
 def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
@@ -244,16 +243,16 @@ def test_never_guesses_an_identity(variables: Mapping[str, str], message: str) -
 def test_a_batch_script_of_a_heterogeneous_job_has_the_nodes_of_all_components() -> None:
     lists = {"SLURM_JOB_NODELIST_HET_GROUP_0": "cpu1", "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu[1-2]"}
     script = {"SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "cpu1"}
-    found = detect({**script, **lists}, "cpu1").allocation
-    assert (found.hosts, found.node_rank) == (("cpu1", "gpu1", "gpu2"), 0)
-    assert found.alone == "srun --het-group=0-1 --ntasks-per-node=1 launch ..."
+    allocation = detect({**script, **lists}, "cpu1").allocation
+    assert (allocation.hosts, allocation.node_rank) == (("cpu1", "gpu1", "gpu2"), 0)
+    assert allocation.alone == "srun --het-group=0-1 --ntasks-per-node=1 launch ..."
 
 
 def test_disagreement_names_the_winner() -> None:
-    found = detect({**SLURM, "NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "h0"}, "me")
-    assert found.allocation.environment == "slurm"
-    assert [other.environment for other in found.runners_up] == ["torchrun"]
-    count, rank = found.conflicts
+    detection = detect({**SLURM, "NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "h0"}, "me")
+    assert detection.allocation.environment == "slurm"
+    assert [other.environment for other in detection.runners_up] == ["torchrun"]
+    count, rank = detection.conflicts
     assert count.startswith("nodes: slurm says 4")
     assert "torchrun says 2 (NNODES=2" in count
     assert count.endswith("slurm wins")
@@ -261,17 +260,17 @@ def test_disagreement_names_the_winner() -> None:
 
 
 def test_ambiguous_variables_of_a_lower_environment_are_a_conflict() -> None:
-    found = detect({**SLURM, "RANK": "0", "WORLD_SIZE": "32", "MASTER_ADDR": "h0"}, "me")
-    assert found.allocation.node_count == 4
-    (conflict,) = found.conflicts
+    detection = detect({**SLURM, "RANK": "0", "WORLD_SIZE": "32", "MASTER_ADDR": "h0"}, "me")
+    assert detection.allocation.node_count == 4
+    (conflict,) = detection.conflicts
     assert "WORLD_SIZE is 32" in conflict
     assert conflict.endswith("slurm wins")
 
 
 def test_an_existing_cluster_outranks_every_scheduler() -> None:
-    found = detect({**SLURM, "RAY_ADDRESS": "10.0.0.1:6379"}, "me")
-    assert found.allocation.environment == "slurm"
-    assert found.allocation.attach == "10.0.0.1:6379"
+    detection = detect({**SLURM, "RAY_ADDRESS": "10.0.0.1:6379"}, "me")
+    assert detection.allocation.environment == "slurm"
+    assert detection.allocation.attach == "10.0.0.1:6379"
 
 
 @pytest.mark.parametrize(
@@ -285,28 +284,28 @@ def test_an_existing_cluster_outranks_every_scheduler() -> None:
 def test_a_ray_cluster_of_kubernetes_is_found_by_name_and_by_either_kind_of_address(
     where: dict[str, str], head: str, attach: str
 ) -> None:
-    found = detect({"RAY_CLUSTER_NAME": "c", **where}, "me")
-    assert found.allocation.environment == "kuberay"
-    assert (found.allocation.head, found.allocation.attach) == (head, attach)
+    detection = detect({"RAY_CLUSTER_NAME": "c", **where}, "me")
+    assert detection.allocation.environment == "kuberay"
+    assert (detection.allocation.head, detection.allocation.attach) == (head, attach)
 
 
 @pytest.mark.parametrize("variables", [{}, SLURM, {"SLIPWAY_HOSTS": "a,me"}])
 def test_local_is_no_existing_cluster(variables: dict[str, str]) -> None:
-    found = detect({**variables, "RAY_ADDRESS": "local"}, "me")
-    assert found.allocation.attach is None
-    assert found.conflicts == ("RAY_ADDRESS=local names no cluster: this job forms one",)
+    detection = detect({**variables, "RAY_ADDRESS": "local"}, "me")
+    assert detection.allocation.attach is None
+    assert detection.conflicts == ("RAY_ADDRESS=local names no cluster: this job forms one",)
 
 
 def test_a_list_of_hosts_outranks_an_existing_cluster() -> None:
-    found = detect({"SLIPWAY_HOSTS": "a,me", "RAY_ADDRESS": "10.0.0.1:6379"}, "me")
-    assert found.allocation.attach is None
-    assert found.conflicts == ("RAY_ADDRESS=10.0.0.1:6379 names a cluster that exists already; explicit wins",)
+    detection = detect({"SLIPWAY_HOSTS": "a,me", "RAY_ADDRESS": "10.0.0.1:6379"}, "me")
+    assert detection.allocation.attach is None
+    assert detection.conflicts == ("RAY_ADDRESS=10.0.0.1:6379 names a cluster that exists already; explicit wins",)
 
 
 def test_local_ranks_inside_each_other_are_a_conflict() -> None:
-    found = detect({**SLURM, "LOCAL_RANK": "3"}, "me")
-    assert found.allocation.local_rank == 3
-    assert found.conflicts == (
+    detection = detect({**SLURM, "LOCAL_RANK": "3"}, "me")
+    assert detection.allocation.local_rank == 3
+    assert detection.conflicts == (
         "local rank: LOCAL_RANK says 3, SLURM_LOCALID says 0; only the process with 0 in all of them leads its node",
     )
     assert detect({**SLURM, "SLURM_LOCALID": "3", "LOCAL_RANK": "3"}, "me").conflicts == ()
@@ -338,16 +337,21 @@ def test_every_environment_knows_the_further_processes_of_its_nodes(job: dict[st
 
 def test_a_script_that_sets_torchruns_variables_is_told_that_it_is_the_only_process() -> None:
     script = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0"}
-    found = detect({**script, "NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "n1"}, "n1")
-    assert found.allocation.environment == "torchrun"
-    assert found.conflicts == ("slurm: 2 nodes are allocated, but only this process was started; torchrun wins",)
+    detection = detect({**script, "NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "n1"}, "n1")
+    assert detection.allocation.environment == "torchrun"
+    assert detection.conflicts == ("slurm: 2 nodes are allocated, but only this process was started; torchrun wins",)
 
 
 def test_a_scheduler_keeps_its_job_of_one_node_below_mpirun() -> None:
     job = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
     tasks = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
-    found = detect({**job, **{f"OMPI_COMM_WORLD_{name}": value for name, value in tasks.items()}}, "n1").allocation
-    assert (found.environment, found.node_count, found.node_rank, found.local_rank) == ("slurm", 1, 0, 1)
+    detection = detect({**job, **{f"OMPI_COMM_WORLD_{name}": value for name, value in tasks.items()}}, "n1").allocation
+    assert (detection.environment, detection.node_count, detection.node_rank, detection.local_rank) == (
+        "slurm",
+        1,
+        0,
+        1,
+    )
 
 
 def test_torchruns_workers_wait_for_each_other() -> None:
@@ -358,16 +362,16 @@ def test_torchruns_workers_wait_for_each_other() -> None:
 
 
 def test_environments_that_agree_are_no_conflict() -> None:
-    found = detect({**SLURM, "NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "n01.cluster"}, "me")
-    assert found.conflicts == ()
+    detection = detect({**SLURM, "NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "n01.cluster"}, "me")
+    assert detection.conflicts == ()
 
 
 def test_the_deciding_variables_are_kept() -> None:
-    found = detect(SLURM, "me").allocation
-    assert found.variables["SLURM_STEP_NODELIST"] == "n[01-04]"
-    assert "SLURM_JOB_NUM_NODES" not in found.variables
-    assert found.hosts == ("n01", "n02", "n03", "n04")
-    assert found.job_id == "77.0"
+    allocation = detect(SLURM, "me").allocation
+    assert allocation.variables["SLURM_STEP_NODELIST"] == "n[01-04]"
+    assert "SLURM_JOB_NUM_NODES" not in allocation.variables
+    assert allocation.hosts == ("n01", "n02", "n03", "n04")
+    assert allocation.job_id == "77.0"
 
 
 def test_a_batch_script_does_not_wait_for_other_tasks() -> None:
@@ -417,8 +421,8 @@ def test_nodes_agree_on_the_job_if_the_head_calls_itself_by_another_name(of_head
 )
 def test_a_host_file_has_one_host_per_line(tmp_path: Path, text: str, hosts: tuple[str, ...]) -> None:
     (tmp_path / "hosts").write_text(text, encoding="utf-8")
-    found = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
-    assert (found.hosts, found.node_rank) == (hosts, 1)
+    allocation = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
+    assert (allocation.hosts, allocation.node_rank) == (hosts, 1)
 
 
 def test_a_relative_host_file_is_read_from_the_working_directory(
@@ -439,8 +443,8 @@ def test_this_node_is_found_by_its_ipv6_address(tmp_path: Path) -> None:
     (tmp_path / "proc" / "net").mkdir(parents=True)
     (tmp_path / "proc" / "net" / "if_inet6").write_text(f"fd00{'0' * 27}2 02 40 00 80 eth0\n", encoding="ascii")
     (tmp_path / "hosts").write_text("[fd00::1]:8\n[FD00:0::2]:8\n", encoding="ascii")
-    found = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
-    assert (found.node_count, found.node_rank, found.head) == (2, 1, "fd00::1")
+    allocation = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
+    assert (allocation.node_count, allocation.node_rank, allocation.head) == (2, 1, "fd00::1")
 
 
 def test_this_node_is_found_by_its_address_in_a_list_of_addresses(tmp_path: Path) -> None:
@@ -465,19 +469,23 @@ def test_replicas_of_a_service_are_found_by_its_name(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("socket.getaddrinfo", answer)
     (tmp_path / "proc" / "net").mkdir(parents=True)
     (tmp_path / "proc" / "net" / "fib_trie").write_text("|-- 10.0.1.10\n   /32 host LOCAL\n", encoding="ascii")
-    found = detect({"SLIPWAY_SERVICE": "ppo", "SLIPWAY_NODES": "2"}, "c0ffee", tmp_path).allocation
-    assert (found.environment, found.hosts, found.node_rank) == ("compose", ("10.0.1.9", "10.0.1.10"), 1)
+    allocation = detect({"SLIPWAY_SERVICE": "ppo", "SLIPWAY_NODES": "2"}, "c0ffee", tmp_path).allocation
+    assert (allocation.environment, allocation.hosts, allocation.node_rank) == ("compose", ("10.0.1.9", "10.0.1.10"), 1)
     with pytest.raises(NotYetThereError, match=r"tasks.ppo has 2 addresses so far, not 3"):
         detect({"SLIPWAY_SERVICE": "ppo", "SLIPWAY_NODES": "3"}, "c0ffee", tmp_path)
 
 
 def test_an_unknown_head_is_an_error_only_when_needed() -> None:
-    found = detect({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "me").allocation
-    assert found.head is None
+    allocation = detect(
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "me"
+    ).allocation
+    assert allocation.head is None
     with pytest.raises(DetectionError, match="hydra does not name the head of 2 nodes"):
-        _ = found.heads
+        _ = allocation.heads
 
 
 def test_every_address_of_a_launcher_is_tried() -> None:
-    found = detect({**MPI, "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,10.0.0.1,10.1.0.1:5;usock"}, "me").allocation
-    assert found.heads == ("10.0.0.1", "10.1.0.1")
+    allocation = detect(
+        {**MPI, "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,10.0.0.1,10.1.0.1:5;usock"}, "me"
+    ).allocation
+    assert allocation.heads == ("10.0.0.1", "10.1.0.1")

@@ -35,7 +35,7 @@ def test_damaged_variables_never_cause_a_traceback(
 ) -> None:
     variables = {name: value for name, value in {**start, **changes}.items() if name not in dropped}
     try:
-        found = detect({**variables, "PATH": ""}, hostname)
+        detection = detect({**variables, "PATH": ""}, hostname)
     except DetectionError:
         return
-    assert isinstance(found, Detection)
+    assert isinstance(detection, Detection)

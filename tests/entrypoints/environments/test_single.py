@@ -183,9 +183,9 @@ def test_a_lone_node_is_no_false_alarm(tmp_path: Path, case: str) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="ascii")
-    found = detect(ALONE[case], "me", tmp_path)
-    assert found.allocation.node_count == 1
-    assert found.allocation.alone == ""
+    detection = detect(ALONE[case], "me", tmp_path)
+    assert detection.allocation.node_count == 1
+    assert detection.allocation.alone == ""
 
 
 def test_the_number_of_nodes_can_say_that_this_one_is_alone(tmp_path: Path) -> None:
@@ -193,9 +193,13 @@ def test_the_number_of_nodes_can_say_that_this_one_is_alone(tmp_path: Path) -> N
 
 
 def test_single_outranks_a_scheduler_and_an_existing_cluster(tmp_path: Path) -> None:
-    found = detect({**SLURM, "SLIPWAY_SINGLE": "1", "RAY_ADDRESS": "10.0.0.1:6379"}, "n1", tmp_path)
-    assert (found.allocation.environment, found.allocation.node_count, found.allocation.attach) == ("single", 1, None)
-    assert found.conflicts == ("RAY_ADDRESS=10.0.0.1:6379 names a cluster that exists already; single wins",)
+    detection = detect({**SLURM, "SLIPWAY_SINGLE": "1", "RAY_ADDRESS": "10.0.0.1:6379"}, "n1", tmp_path)
+    assert (detection.allocation.environment, detection.allocation.node_count, detection.allocation.attach) == (
+        "single",
+        1,
+        None,
+    )
+    assert detection.conflicts == ("RAY_ADDRESS=10.0.0.1:6379 names a cluster that exists already; single wins",)
     assert detect({**SLURM, "SLIPWAY_SINGLE": "0"}, "n1", tmp_path).allocation.node_count == 2
 
 
@@ -217,5 +221,5 @@ def test_single_beside_other_nodes_is_refused(tmp_path: Path, variables: Mapping
 def test_a_head_alone_is_refused_unless_it_is_this_node(tmp_path: Path) -> None:
     with pytest.raises(DetectionError, match="SLIPWAY_HEAD is a, so there are other nodes"):
         detect({"SLIPWAY_HEAD": "a"}, "me", tmp_path)
-    for own in ("me", "me.lan", "localhost"):
-        assert detect({"SLIPWAY_HEAD": own}, "me", tmp_path).allocation.node_count == 1
+    for name in ("me", "me.lan", "localhost"):
+        assert detect({"SLIPWAY_HEAD": name}, "me", tmp_path).allocation.node_count == 1

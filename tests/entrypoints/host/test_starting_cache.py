@@ -56,10 +56,10 @@ def test_code_that_fits_is_copied_into_the_cache_directory(tmp_path: Path, caplo
 
 
 def test_a_cache_that_the_user_placed_elsewhere_gets_its_part(tmp_path: Path) -> None:
-    found = use(
+    folders = use(
         node(tmp_path / "node"), SLIPWAY_CACHE_DIR=str(tmp_path / "caches"), TRITON_CACHE_DIR=str(tmp_path / "mine")
     )
-    assert found["TRITON_CACHE_DIR"] == str(tmp_path / "mine")
+    assert folders["TRITON_CACHE_DIR"] == str(tmp_path / "mine")
     assert names(tmp_path / "mine") == {"KEY/__grp__k.json", "KEY/k.cubin"}
 
 

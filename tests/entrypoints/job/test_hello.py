@@ -8,7 +8,7 @@ import pytest
 from entrypoints.host.settings import examine_host
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import DISTRIBUTION, image_identity, slipway_version
-from entrypoints.job.hello import check_form, objection, unverified
+from entrypoints.job.hello import check_form, reason_to_refuse, unverified
 from entrypoints.wire.channel import MalformedError
 from tests.entrypoints.hosts import HostTree
 
@@ -21,7 +21,7 @@ def hello_of(**changes: Any) -> dict[str, Any]:
 
 
 def test_equal_nodes_may_meet() -> None:
-    assert objection(hello_of(), hello_of()) is None
+    assert reason_to_refuse(hello_of(), hello_of()) is None
     assert unverified(hello_of(), hello_of()) == ""
 
 
@@ -38,11 +38,11 @@ def test_equal_nodes_may_meet() -> None:
     ],
 )
 def test_another_version_or_image_is_refused(theirs: dict[str, Any], message: str) -> None:
-    assert objection(hello_of(), hello_of(**theirs)) == message
+    assert reason_to_refuse(hello_of(), hello_of(**theirs)) == message
 
 
 def test_unknown_versions_are_not_silently_equal() -> None:
-    assert objection(hello_of(slipway=None), hello_of(slipway=None)) is None
+    assert reason_to_refuse(hello_of(slipway=None), hello_of(slipway=None)) is None
     assert "version is unknown on both nodes" in unverified(hello_of(slipway=None), hello_of(slipway=None))
 
 

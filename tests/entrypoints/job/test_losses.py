@@ -12,12 +12,10 @@ from tests.process_table import alive
 
 def test_a_lost_worker_ends_the_job(start_node: Start) -> None:
     head, worker = running_pair(start_node)
-    began = time.monotonic()
     worker.signal_all(signal.SIGKILL)
     ended = head.wait()
     assert ended.status == 13
     assert "lost: connection " in ended.stderr  # closed, or reset with a heartbeat unread
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -178,10 +176,8 @@ def test_a_spare_takes_the_place_of_a_lost_node(start_node: Start) -> None:
     head = start_node(0, "--no-ray", "--spares", "1", "--", "sh", "-c", script, **THREE)
     assert head.read_line() == "nodes 2"
     spare = 1 if "node 1 " in wait_for_line(head, ", a spare") else 2  # the one that came last
-    began = time.monotonic()
     workers[3 - spare].signal_all(signal.SIGKILL)
     assert head.read_line() == "nodes 2"
-    assert time.monotonic() - began < 30
     workers[spare].signal_all(signal.SIGKILL)
     ended = head.wait()
     assert ended.status == 13

@@ -70,12 +70,10 @@ def test_a_missing_node_is_named_with_its_cause(start_node: Start) -> None:
 
 def test_many_missing_nodes_are_named_in_a_short_message_at_the_deadline(start_node: Start) -> None:
     hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,gpu-[002-899].invalid", "SLIPWAY_DEADLINE": "6"}
-    began = time.monotonic()
     head = start_node(0, "--no-ray", "--", "true", **hosts)
     other = start_node(899, "--no-ray", "--", "true", **hosts, SLIPWAY_TOKEN="open barley, not the other")
     worker = start_node(1, "--no-ray", "--", "true", **hosts)
     told, heard = head.wait(), worker.wait()
-    assert time.monotonic() - began < 20
     assert (told.status, heard.status, other.wait().status) == (12, 12, 12)
     for ended in (told, heard):
         assert "898 of 900 nodes missing after 6 s" in ended.stderr
@@ -123,9 +121,8 @@ def test_a_second_node_with_the_same_rank_is_refused(start_node: Start) -> None:
 
 def test_a_head_whose_name_belongs_to_another_host_is_reported(start_node: Start) -> None:
     hosts = {"SLIPWAY_HOSTS": "203.0.113.7,worker-1.invalid"}
-    began = time.monotonic()
     told = start_node(0, "--no-ray", "--", "true", **hosts).wait()
-    assert (told.status, time.monotonic() - began < 20) == (10, True)
+    assert told.status == 10  # at once: the deadline is longer than a test waits
     assert "this is node 0, but the head's name leads to another host: 203.0.113.7" in told.stderr
     assert "two nodes may claim rank 0" in told.stderr
 
@@ -141,12 +138,10 @@ def test_nodes_of_another_job_are_refused(start_node: Start) -> None:
     ("head", "cause"), [("localhost", "connection refused"), ("head.invalid", "its name does not resolve")]
 )
 def test_a_worker_without_a_head_reports_the_cause(start_node: Start, head: str, cause: str) -> None:
-    began = time.monotonic()
     ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", SLIPWAY_HOSTS=f"{head},worker-1").wait()
     assert ended.status == 12
     assert re.search(f"within 1 s: .*{cause}", ended.stderr)  # of each address, where the name has several
     assert ("its name resolves to 127.0.0.1, which is this node itself" in ended.stderr) == (head == "localhost")
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.usefixtures("ipv6")

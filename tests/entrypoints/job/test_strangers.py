@@ -147,7 +147,7 @@ def test_a_hello_of_the_wrong_form_is_a_clear_line(start_node: Start, hello: Any
 
     async def say() -> Message:
         channel = Channel(*await asyncio.open_connection("127.0.0.1", port, limit=LONGEST_LINE))
-        await handshake._secure(channel, "open sesame, please", 1, "n1")
+        await handshake.demand_proof(channel, "open sesame, please", 1, "n1")
         channel.send(hello=hello)
         try:
             return await channel.receive()
@@ -159,6 +159,6 @@ def test_a_hello_of_the_wrong_form_is_a_clear_line(start_node: Start, hello: Any
     answer = asyncio.run(say())
     told = head.wait()
     assert told.status == 12
-    assert f"refused 127.0.0.1, which knows the token: it sent a message of the wrong form: {problem}" in told.stderr
+    assert f"refused 127.0.0.1, which holds the token: it sent a message of the wrong form: {problem}" in told.stderr
     assert "Traceback" not in told.stderr
     assert hello == 7 or problem in answer["refused"]

@@ -69,8 +69,8 @@ def test_a_pair_that_hangs_or_fails_is_named_with_a_mocked_measurement(
         raise error
 
     monkeypatch.setattr(network, "measure_pair", fail)
-    found = network.try_pair({"NodeManagerHostname": "a"}, {"NodeManagerHostname": "b"})
-    assert (found.hosts, found.gigabytes_per_second, found.problem) == (("a", "b"), 0.0, problem)
+    pair = network.try_pair({"NodeManagerHostname": "a"}, {"NodeManagerHostname": "b"})
+    assert (pair.hosts, pair.gigabytes_per_second, pair.problem) == (("a", "b"), 0.0, problem)
 
 
 def test_many_nodes_are_measured_along_a_ring() -> None:
@@ -86,8 +86,8 @@ def test_every_pair_of_nodes_is_measured(start_node: Start, tmp_path: Path) -> N
     ended = head.wait()
     assert ended.status == 0, ended.stderr
     assert worker.wait().status == 0
-    (found,) = json.loads(ended.stdout)["pairs"]
-    assert found["backend"] == "gloo"
-    assert found["gigabytes_per_second"] > 0
+    (pair,) = json.loads(ended.stdout)["pairs"]
+    assert pair["backend"] == "gloo"
+    assert pair["gigabytes_per_second"] > 0
     assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8") == ""
     assert json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))["failing_hosts"] == []

@@ -96,11 +96,11 @@ def test_missing_shared_memory_is_a_failure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("limit", "verdict"), [(64 * 1024, "fail"), (-1, "ok"), (64 * GIB, "ok")])
 def test_rdma_needs_locked_memory(tmp_path: Path, limit: int, verdict: str) -> None:
     hosts.dgx_h100(tmp_path)
-    found = judge_locked_memory(limit, facts_of(tmp_path))
-    assert found.verdict == verdict
+    finding = judge_locked_memory(limit, facts_of(tmp_path))
+    assert finding.verdict == verdict
     if verdict == "fail":
-        assert "--ulimit memlock=-1" in found.fix
-        assert "on Kubernetes add IPC_LOCK" in found.fix
+        assert "--ulimit memlock=-1" in finding.fix
+        assert "on Kubernetes add IPC_LOCK" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_a_limit_of_processes_in_the_jobs_control_group_counts(tmp_path: Path) -
     tree.write("sys/fs/cgroup/job_7/pids.max", "150")
     tree.write("sys/fs/cgroup/job_7/pids.current", "12")
     tree.write("sys/fs/cgroup/job_7/step_0/pids.max", "max")
-    found = processes(facts_of(tmp_path))
-    assert found.verdict is Verdict.FAIL
-    assert "only 150 processes and threads may run (/sys/fs/cgroup/job_7/pids.max), 12 do" in found.message
-    assert "--num-cpus" in found.fix
+    finding = processes(facts_of(tmp_path))
+    assert finding.verdict is Verdict.FAIL
+    assert "only 150 processes and threads may run (/sys/fs/cgroup/job_7/pids.max), 12 do" in finding.message
+    assert "--num-cpus" in finding.fix
 
 
 def test_the_users_limit_of_processes_binds_who_has_no_capability(
@@ -163,13 +163,13 @@ def test_without_rdma_the_locked_memory_limit_is_ignored(tmp_path: Path) -> None
 
 def test_adapters_that_cannot_be_opened_are_reported_as_a_fallback(tmp_path: Path) -> None:
     hosts.dgx_h100(tmp_path)
-    found = rdma(facts_of(tmp_path))
-    assert found.verdict is Verdict.FAIL
+    finding = rdma(facts_of(tmp_path))
+    assert finding.verdict is Verdict.FAIL
     assert (
         "has 8 infiniband adapters, but NCCL would silently use sockets: the container has no /dev/infiniband"
-        in found.message
+        in finding.message
     )
-    assert "--device /dev/infiniband" in found.fix
+    assert "--device /dev/infiniband" in finding.fix
 
 
 def test_libraries_that_do_not_load_are_reported_as_a_fallback(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_libraries_that_do_not_load_are_reported_as_a_fallback(tmp_path: Path) -
         raise OSError(f"{name}: cannot open shared object file")
 
     hosts.dgx_h100(tmp_path).write("dev/infiniband/uverbs0", "")
-    found = rdma(facts_of(tmp_path), load)
-    assert "silently use sockets: libibverbs.so.1: cannot open shared object file" in found.message
+    finding = rdma(facts_of(tmp_path), load)
+    assert "silently use sockets: libibverbs.so.1: cannot open shared object file" in finding.message
     assert rdma(facts_of(tmp_path), lambda name: name).verdict is Verdict.OK
 
 
@@ -202,11 +202,11 @@ def test_efa_needs_libfabric_and_the_plug_in(tmp_path: Path, variables: dict[str
     hosts.aws_p5(tmp_path).write("dev/infiniband/uverbs0", "")
     facts = facts_of(tmp_path, **variables)
     for library in ("libfabric.so.1", plugin):
-        found = rdma(facts, without(library))
-        assert found.verdict is Verdict.FAIL
-        assert f"silently use sockets: {library}" in found.message
-        assert "-v /opt/amazon:/opt/amazon:ro" in found.fix
-        assert "rdma-core" not in found.fix
+        finding = rdma(facts, without(library))
+        assert finding.verdict is Verdict.FAIL
+        assert f"silently use sockets: {library}" in finding.message
+        assert "-v /opt/amazon:/opt/amazon:ro" in finding.fix
+        assert "rdma-core" not in finding.fix
     assert "rdma-core" in rdma(facts, without("libibverbs.so.1")).fix
     assert rdma(facts, without("other")).verdict is Verdict.OK
 
@@ -215,17 +215,17 @@ def test_the_lowest_limit_of_memory_is_named(tmp_path: Path) -> None:
     HostTree(tmp_path).write("proc/self/cgroup", "0::/job/step")
     for group, limit in (("job", 300 * MIB), ("job/step", 900 * MIB)):
         HostTree(tmp_path).write(f"sys/fs/cgroup/{group}/memory.max", str(limit))
-    found = memory(facts_of(tmp_path))
-    assert found.verdict is Verdict.FAIL
-    assert "only 300 MiB may be used (/sys/fs/cgroup/job/memory.max)" in found.message
+    finding = memory(facts_of(tmp_path))
+    assert finding.verdict is Verdict.FAIL
+    assert "only 300 MiB may be used (/sys/fs/cgroup/job/memory.max)" in finding.message
 
 
 def test_active_adapters_that_no_rule_allows_are_a_warning(tmp_path: Path) -> None:
     hosts.flat_vm(tmp_path, adapters=1, gpus=4)
-    found = rdma(facts_of(tmp_path))
-    assert found.verdict is Verdict.WARN
-    assert found.message.startswith("RDMA is off, so NCCL uses sockets")
-    assert "SLIPWAY_HCAS" in found.fix
+    finding = rdma(facts_of(tmp_path))
+    assert finding.verdict is Verdict.WARN
+    assert finding.message.startswith("RDMA is off, so NCCL uses sockets")
+    assert "SLIPWAY_HCAS" in finding.fix
 
 
 def test_the_user_can_disable_rdma(tmp_path: Path) -> None:
@@ -250,10 +250,10 @@ def test_a_foreign_render_group_is_named_by_its_number(tmp_path: Path, monkeypat
     tree.write("dev/dri/renderD128", "")
     (tmp_path / "dev/dri/renderD128").chmod(0o660)
     monkeypatch.setattr("os.access", lambda path, _: "renderD" not in str(path))
-    found = gpu_access(facts_of(tmp_path, "rocm"))
+    finding = gpu_access(facts_of(tmp_path, "rocm"))
     gid = (tmp_path / "dev/dri/renderD128").stat().st_gid
-    assert found.message == f"/dev/dri/renderD128 belongs to group {gid}, and this user is not in it"
-    assert f"--group-add {gid}" in found.fix
+    assert finding.message == f"/dev/dri/renderD128 belongs to group {gid}, and this user is not in it"
+    assert f"--group-add {gid}" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ def test_a_head_that_uses_no_gpu_needs_none(tmp_path: Path) -> None:
 
 
 def test_a_temporary_directory_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
-    found = disk(replace(facts_of(tmp_path), temporary=tmp_path / "absent"))
-    assert found.verdict is Verdict.FAIL
-    assert "cannot be written: No such file or directory" in found.message
+    finding = disk(replace(facts_of(tmp_path), temporary=tmp_path / "absent"))
+    assert finding.verdict is Verdict.FAIL
+    assert "cannot be written: No such file or directory" in finding.message
 
 
 def test_a_private_tmp_is_fine(tmp_path: Path) -> None:
@@ -311,10 +311,10 @@ def test_a_private_tmp_is_fine(tmp_path: Path) -> None:
 def test_a_tmp_with_files_of_other_users_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "theirs").touch()
     os.chown(tmp_path / "theirs", 65_534, 65_534)
-    found = privacy(facts_of(tmp_path))
-    assert found.verdict is Verdict.WARN
-    assert "is shared: 1 other users have files there" in found.message
-    assert "--tmpfs" in found.fix
+    finding = privacy(facts_of(tmp_path))
+    assert finding.verdict is Verdict.WARN
+    assert "is shared: 1 other users have files there" in finding.message
+    assert "--tmpfs" in finding.fix
 
 
 def test_a_tmp_without_sticky_bit_is_a_warning(tmp_path: Path) -> None:
@@ -325,9 +325,9 @@ def test_a_tmp_without_sticky_bit_is_a_warning(tmp_path: Path) -> None:
 def test_a_tmp_on_a_network_file_system_is_a_warning(tmp_path: Path) -> None:
     facts = facts_of(tmp_path)
     HostTree(tmp_path).write("proc/self/mountinfo", f"21 1 0:40 / {tmp_path} rw - nfs4 server:/tmp rw\n")
-    found = privacy(facts)
-    assert found.verdict is Verdict.WARN
-    assert "is on nfs4, which other nodes share" in found.message
+    finding = privacy(facts)
+    assert finding.verdict is Verdict.WARN
+    assert "is on nfs4, which other nodes share" in finding.message
 
 
 def test_a_taken_control_port_is_a_failure_on_the_head(tmp_path: Path) -> None:
@@ -352,9 +352,9 @@ def test_a_leftover_ray_is_named(tmp_path: Path) -> None:
     }.items():
         (tmp_path / "proc" / pid).mkdir(parents=True)
         (tmp_path / "proc" / pid / "cmdline").write_text(words, encoding="ascii")
-    found = leftovers(facts, tmp_path / "proc")
-    assert found.verdict is Verdict.FAIL
-    assert found.fix == "end them: kill -9 11"
+    finding = leftovers(facts, tmp_path / "proc")
+    assert finding.verdict is Verdict.FAIL
+    assert finding.fix == "end them: kill -9 11"
     other = replace(facts, allocation=replace(facts.allocation, node_rank=1))
     assert leftovers(other, tmp_path / "proc").verdict is Verdict.OK
     beside = replace(facts, chosen_port=20_001)  # another job on the same hosts
@@ -368,10 +368,10 @@ def test_what_killed_launches_of_other_jobs_left_is_named(tmp_path: Path) -> Non
     for pid, directory in (("11", alive), ("12", dead), ("13", dead)):
         (tmp_path / "proc" / pid).mkdir(parents=True)
         (tmp_path / "proc" / pid / "cmdline").write_text(f"raylet\0--temp-dir={directory.ray}", encoding="ascii")
-    found = leftovers(facts, tmp_path / "proc")
-    assert found.verdict is Verdict.WARN
-    assert found.message == f"launches that were killed left {dead.path}, and Ray running: 12, 13"
-    assert found.fix == f"kill -9 12 13; rm -r {dead.path}"
+    finding = leftovers(facts, tmp_path / "proc")
+    assert finding.verdict is Verdict.WARN
+    assert finding.message == f"launches that were killed left {dead.path}, and Ray running: 12, 13"
+    assert finding.fix == f"kill -9 12 13; rm -r {dead.path}"
     for pid in ("12", "13"):
         (tmp_path / "proc" / pid / "cmdline").unlink()
     assert leftovers(facts, tmp_path / "proc").fix == f"rm -r {dead.path}"
@@ -383,11 +383,11 @@ def test_a_running_job_on_the_same_nodes_is_named_and_never_killed(tmp_path: Pat
     first = NodeDirectory(directory_prefix(facts.allocation.job_id, 0, None), tmp_path)
     (tmp_path / "proc" / "11").mkdir(parents=True)
     (tmp_path / "proc" / "11" / "cmdline").write_text(f"raylet\0--temp-dir={first.ray}", encoding="ascii")
-    found = leftovers(facts, tmp_path / "proc")
-    assert found.verdict is Verdict.FAIL
-    assert "another job with the same nodes and control port runs on this node" in found.message
-    assert "--control-port" in found.fix
-    assert "kill" not in found.fix
+    finding = leftovers(facts, tmp_path / "proc")
+    assert finding.verdict is Verdict.FAIL
+    assert "another job with the same nodes and control port runs on this node" in finding.message
+    assert "--control-port" in finding.fix
+    assert "kill" not in finding.fix
     beside = replace(facts, chosen_port=20_001)
     assert leftovers(beside, tmp_path / "proc").verdict is Verdict.OK
     first.remove()
@@ -414,7 +414,7 @@ def test_fit_hosts_need_no_report(tmp_path: Path) -> None:
 def test_preflight_prints_every_check(start: Start) -> None:
     ended = start("preflight", "--json").wait()
     document = json.loads(ended.stdout)
-    assert ended.status == (15 if any(found["verdict"] == "fail" for found in document["findings"]) else 0)
+    assert ended.status == (15 if any(finding["verdict"] == "fail" for finding in document["findings"]) else 0)
     assert len(document["findings"]) == len(CHECKS)
 
 

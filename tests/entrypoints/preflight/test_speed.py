@@ -12,7 +12,7 @@ from tests.entrypoints.conftest import Start
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytest.importorskip("torch", reason="needs torch, which the images have")
 
-from entrypoints.host.chips import CHIPS, chip_of
+from entrypoints.host.chips import chip_of, chips
 from entrypoints.preflight.gpu_health import gpu_health
 from entrypoints.preflight.speed import DeviceSpeed, problems
 
@@ -44,13 +44,13 @@ def gpus(**changes: dict[str, float]) -> list[DeviceSpeed]:
     ],
 )
 def test_a_chip_is_known_by_the_name_that_torch_gives_it(name: str, matrix: float) -> None:
-    found = chip_of(name)
-    assert found is not None
-    assert found.matrix == matrix
+    chip = chip_of(name)
+    assert chip is not None
+    assert chip.matrix == matrix
 
 
 def test_every_row_of_the_data_sheets_applies_to_its_own_names() -> None:
-    assert [chip_of(name) for chip in CHIPS for name in chip.names] == [chip for chip in CHIPS for _ in chip.names]
+    assert [chip_of(name) for chip in chips() for name in chip.names] == [chip for chip in chips() for _ in chip.names]
     assert chip_of("NVIDIA GeForce RTX 9090") is None
 
 
@@ -140,7 +140,7 @@ def test_the_devices_of_all_nodes_are_measured(start_node: Start, tmp_path: Path
     head = start_node(0, *SMALL, "preflight", "--speed", "--json", **variables)
     ended = head.wait()
     assert worker.wait().status == ended.status, ended.stderr
-    found = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))
-    assert [device["device"] for device in found["devices"]] == ["cpu", "cpu"]
-    assert all(device["matrix"] > 0 and device["memory"] > 0 for device in found["devices"])
-    assert ended.status == (15 if found["failing_hosts"] else 0)
+    report = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))
+    assert [device["device"] for device in report["devices"]] == ["cpu", "cpu"]
+    assert all(device["matrix"] > 0 and device["memory"] > 0 for device in report["devices"])
+    assert ended.status == (15 if report["failing_hosts"] else 0)

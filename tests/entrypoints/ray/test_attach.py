@@ -181,9 +181,9 @@ while True:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "ready\n"
-        found = {find_note(None, tmp_path).environment["RAY_AUTH_TOKEN"] for _ in range(2_000)}
+        tokens = {find_note(None, tmp_path).environment["RAY_AUTH_TOKEN"] for _ in range(2_000)}
         stranger.kill()
-    assert found == {"ours"}
+    assert tokens == {"ours"}
 
 
 def test_attach_without_a_cluster_says_where_to_run_it(start: Start) -> None:
@@ -358,8 +358,8 @@ def stopped_worker(job: Job) -> dict[str, Any] | None:
 def wait_for(look: Callable[[], Any]) -> Any:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        if found := look():
-            return found
+        if value := look():
+            return value
         time.sleep(0.5)
     pytest.fail(f"nothing came within {PATIENCE:g} s")
 
@@ -392,8 +392,8 @@ class DebugClient:
         """Class and message of the exception at which the program stopped."""
         thread = self._wait("event", "stopped")["threadId"]
         self._send("exceptionInfo", threadId=thread)
-        found = self._wait("response", "exceptionInfo")
-        return found["exceptionId"].split()[0].rpartition(".")[2], found["description"]
+        answer = self._wait("response", "exceptionInfo")
+        return answer["exceptionId"].split()[0].rpartition(".")[2], answer["description"]
 
     def _send(self, command: str, **arguments: Any) -> None:
         message = {"seq": next(self._numbers), "type": "request", "command": command, "arguments": arguments}

@@ -135,9 +135,9 @@ def stop_the_start_of_ray() -> None:
     """Stops `ray start` in the midst, so that Ray never comes up."""
     (directory,) = ray_directories()
     deadline = time.monotonic() + PATIENCE
-    while not (found := named("ray.scripts", str(directory))):
+    while not (processes := named("ray.scripts", str(directory))):
         assert time.monotonic() < deadline
-    for pid in found:
+    for pid in processes:
         os.kill(pid, signal.SIGSTOP)
 
 

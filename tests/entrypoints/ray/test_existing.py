@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -38,13 +37,11 @@ def test_the_command_runs_once_and_against_the_existing_cluster(start: Start, cl
 
 
 @pytest.mark.parametrize("step", [{}, {**SECOND_OF_TWO, "NODE_RANK": "0"}, SECOND_OF_TWO, SCRIPT])
-def test_a_dead_address_is_refused_on_every_node_in_seconds(start: Start, step: dict[str, str]) -> None:
-    began = time.monotonic()
+def test_a_dead_address_is_refused_on_every_node_before_the_deadline(start: Start, step: dict[str, str]) -> None:
     ended = start("--", "echo", "ran", RAY_ADDRESS=f"127.0.0.1:{free_port()}", **step).wait()
     assert (ended.status, ended.stdout) == (16, "")
     assert "no Ray cluster answers there: connection refused" in ended.stderr
     assert "unset RAY_ADDRESS to form a cluster" in ended.stderr
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("address", ["no.such.head.invalid:6379", "ray://no.such.head.invalid:10001"])

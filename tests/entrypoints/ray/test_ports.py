@@ -27,9 +27,9 @@ def ports_of(claimed: ClaimedPorts) -> set[int]:
 
 def test_launches_of_equal_jobs_that_start_at_once_choose_different_ports() -> None:
     claimed = [claim_ray_ports("77", 0, cpus) for cpus in (1, 512, 300, 1)]
-    ports = [port for one in claimed for port in ports_of(one)]
-    for one in claimed:
-        one.release()
+    ports = [port for claim in claimed for port in ports_of(claim)]
+    for claim in claimed:
+        claim.release()
     assert len(ports) == len(set(ports))
 
 
@@ -37,8 +37,8 @@ def test_released_ports_are_chosen_again() -> None:
     first, again = (claim_ray_ports("77", 0, 512) for _ in range(2))
     first.release()
     third = claim_ray_ports("77", 0, 512)
-    for one in (again, third):
-        one.release()
+    for claim in (again, third):
+        claim.release()
     assert third.ports == first.ports != again.ports
 
 

@@ -153,11 +153,11 @@ def listeners(pids: list[int]) -> dict[str, str]:
 def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
     launch = start(*SMALL, "--dashboard", "--", sys.executable, "-c", WORKING)
     assert launch.read_line() == "up"
-    found = listeners(descendants(launch.pid))
+    listening = listeners(descendants(launch.pid))
     launch.signal(signal.SIGTERM)
     assert launch.wait().status == 143
-    assert len(found) >= 8
-    assert {address: name for address, name in found.items() if address.partition(":")[0] not in LOOPBACK} == {}
+    assert len(listening) >= 8
+    assert {address: name for address, name in listening.items() if address.partition(":")[0] not in LOOPBACK} == {}
 
 
 @pytest.mark.full
@@ -170,11 +170,11 @@ def test_on_one_node_a_training_run_listens_on_loopback_only(start: Start, tmp_p
         assert launch.running, launch.wait().stderr
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    found = listeners(descendants(launch.pid))
+    listening = listeners(descendants(launch.pid))
     launch.signal(signal.SIGTERM)
     assert launch.wait().status == 143
-    assert "ray::ActorWorke" in found.values()  # torch's store and Gloo
-    assert {address: name for address, name in found.items() if address.partition(":")[0] not in LOOPBACK} == {}
+    assert "ray::ActorWorke" in listening.values()  # torch's store and Gloo
+    assert {address: name for address, name in listening.items() if address.partition(":")[0] not in LOOPBACK} == {}
 
 
 FACTS = """
@@ -203,8 +203,8 @@ def facts(directory: Path, *options: str, **variables: str) -> dict[str, Any]:
     with leaving_nothing():
         ended = Launch([*SMALL, *options, "--", sys.executable, "-c", FACTS], variables, directory).wait()
     assert ended.status == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    document: dict[str, Any] = json.loads(ended.stdout)
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -311,8 +311,8 @@ def test_after_both_processes_of_a_launch_are_killed_the_next_one_names_what_the
         time.sleep(0.05)
     left = {str(pid) for pid in below[1:] if alive(pid)}
     (directory,) = ray_directories()
-    found = start("preflight", "--json").wait()
-    (finding,) = [one for one in json.loads(found.stdout)["findings"] if one["check"] == "leftovers"]
+    ended = start("preflight", "--json").wait()
+    (finding,) = [entry for entry in json.loads(ended.stdout)["findings"] if entry["check"] == "leftovers"]
     assert finding["message"].startswith(f"launches that were killed left {directory}, and Ray running: ")
     kill, remove = finding["fix"].split("; ")
     named = set(kill.removeprefix("kill -9 ").split())

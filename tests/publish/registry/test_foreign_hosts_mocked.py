@@ -156,8 +156,8 @@ def test_mocked_referrers_on_several_pages_are_all_read(hosts: tuple[MockedHost,
         first: (200, {"Link": f'<{first}?next=2>; rel="next"'}, page_of(1)),
         f"{first}?next=2": (200, {}, page_of(2)),
     }
-    found = connect_to(registry).referrers("sha256:1")
-    assert [entry.digest for entry in found] == [f"sha256:{number:064x}" for number in (1, 2)]
+    referrers = connect_to(registry).referrers("sha256:1")
+    assert [entry.digest for entry in referrers] == [f"sha256:{number:064x}" for number in (1, 2)]
 
 
 def test_mocked_referrers_that_never_end_are_refused(hosts: tuple[MockedHost, MockedHost]) -> None:

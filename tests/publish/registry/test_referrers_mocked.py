@@ -33,16 +33,16 @@ class MockedHandler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_GET(self) -> None:
-        what, name = self.path.rsplit("/", 2)[1:]
-        if what == "referrers":
-            found = [
+        resource, name = self.path.rsplit("/", 2)[1:]
+        if resource == "referrers":
+            entries = [
                 {"mediaType": IMAGE, "digest": key, "size": len(body), "artifactType": json.loads(body)["artifactType"]}
                 for key, (kind, body) in self.server.content.items()
                 if kind == IMAGE
                 and key.startswith("sha256:")
                 and json.loads(body).get("subject", {}).get("digest") == name
             ]
-            self.answer(200, json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": found}).encode(), INDEX)
+            self.answer(200, json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode(), INDEX)
         elif name in self.server.content:
             kind, body = self.server.content[name]
             self.answer(200, body, kind)

@@ -35,10 +35,10 @@ def test_missing_manifest_is_none(registry: Registry) -> None:
 
 def test_manifest_keeps_its_bytes(registry: Registry) -> None:
     digest = push_image(registry, "latest")
-    found = registry.manifest("latest")
-    assert found
-    assert digest == digest_of(found.body)
-    assert registry.manifest(digest) == found
+    manifest = registry.manifest("latest")
+    assert manifest
+    assert digest == digest_of(manifest.body)
+    assert registry.manifest(digest) == manifest
 
 
 def test_base_is_locked_by_its_digest_in_the_registry(
@@ -62,7 +62,7 @@ def test_wrong_password_is_named(shared_server: Server) -> None:
 
 def test_no_password_is_named(shared_server: Server) -> None:
     reference = connect(shared_server, "test/anonymous").reference
-    with pytest.raises(RegistryError, match="wants a password"):
+    with pytest.raises(RegistryError, match="requires a password"):
         Registry(reference, Credentials(), shared_server.ca).check_access()
 
 

@@ -111,9 +111,9 @@ def server(tmp_path: Path, authority: trustme.CA, token_server: TokenServer) -> 
 def test_token_has_the_requested_scope(server: Server, token_server: TokenServer) -> None:
     registry = connect(server, "team/slipway")
     digest = push_image(registry, "latest")
-    found = registry.manifest("latest")
-    assert found
-    assert found.descriptor.digest == digest
+    manifest = registry.manifest("latest")
+    assert manifest
+    assert manifest.descriptor.digest == digest
     assert {scope.rpartition(":")[0] for scope in token_server.scopes} == {"repository:team/slipway"}
     assert any("push" in scope for scope in token_server.scopes)
 

@@ -222,14 +222,14 @@ def test_a_slow_adapter_is_not_a_rail(tmp_path: Path) -> None:
     [("mlx5_1,mlx5_7", "=mlx5_1,mlx5_7"), ("mlx5_1:1", "=mlx5_1"), ("^mlx5_0,mlx5_1", None), ("none", "disabled")],
 )
 def test_the_users_choice_replaces_the_rules(tmp_path: Path, wanted: str, rails: str | None) -> None:
-    found = values(examine(hosts.dgx_h100(tmp_path), SLIPWAY_HCAS=wanted))
+    settings = values(examine(hosts.dgx_h100(tmp_path), SLIPWAY_HCAS=wanted))
     if rails == "disabled":
-        assert found["NCCL_IB_DISABLE"] == "1"
+        assert settings["NCCL_IB_DISABLE"] == "1"
     elif rails is None:
-        assert len(found["NCCL_IB_HCA"].split(",")) == 8
-        assert "mlx5_7" in found["NCCL_IB_HCA"]
+        assert len(settings["NCCL_IB_HCA"].split(",")) == 8
+        assert "mlx5_7" in settings["NCCL_IB_HCA"]
     else:
-        assert found["NCCL_IB_HCA"] == rails
+        assert settings["NCCL_IB_HCA"] == rails
 
 
 @pytest.mark.parametrize("wanted", ["mlx5_2", "mlx5_99", "^ib0"])
@@ -284,8 +284,8 @@ def test_the_images_table_is_evaluated_on_the_host(tmp_path: Path) -> None:
     tree = hosts.mi300x(tmp_path)
     tree.image(pins={"torch": "2.13.0+rocm7.2", "ray": "2.60.0"}, env=TABLE)
     settings = examine_host(Tree(tree.root), {}).settings
-    found = {setting.name: setting.value for setting in settings if setting.reason == "r"}
-    assert found == {"ALWAYS": "1", "MI300": "1", "ROCE": "1", "RAY": "1", "TWICE": "first"}
+    chosen = {setting.name: setting.value for setting in settings if setting.reason == "r"}
+    assert chosen == {"ALWAYS": "1", "MI300": "1", "ROCE": "1", "RAY": "1", "TWICE": "first"}
     assert apply({"RAY": "mine"}, settings)["RAY"] == "mine"
     tree.write("opt/rocm/.info/version", "6.3.4-117")
     assert "OLD_MI300" in {setting.name for setting in examine_host(Tree(tree.root), {}).settings}
@@ -318,18 +318,18 @@ def test_components_are_read_from_pins() -> None:
 def test_the_node_that_differs_is_named(tmp_path: Path) -> None:
     usual = examine(hosts.dgx_h100(tmp_path / "usual")).fabric.summary()
     odd = examine(hosts.dgx_h100(tmp_path / "odd"), SLIPWAY_HCAS="^mlx5_0,mlx5_1,mlx5_7").fabric.summary()
-    found = odd_ones({"node 0 (a)": usual, "node 1 (b)": odd, "node 2 (c)": usual})
-    assert len(found) == 1
-    assert found[0].startswith("node 1 (b): its adapters are mlx5_3, mlx5_4, ")
-    assert found[0].endswith("on 2 of 3 nodes")
+    odd_nodes = odd_ones({"node 0 (a)": usual, "node 1 (b)": odd, "node 2 (c)": usual})
+    assert len(odd_nodes) == 1
+    assert odd_nodes[0].startswith("node 1 (b): its adapters are mlx5_3, mlx5_4, ")
+    assert odd_nodes[0].endswith("on 2 of 3 nodes")
     assert odd_ones({"node 0 (a)": usual, "node 1 (b)": usual}) == []
 
 
 def test_a_node_without_the_fabric_is_named() -> None:
     usual = {"kind": "roce", "hcas": ["mlx5_0"], "gid_index": [3], "mtu": [9000], "rate": [400.0]}
-    found = odd_ones({"a": usual, "b": {**usual, "mtu": [1500]}, "c": {"kind": "ethernet"}})
-    assert "b: its MTU is 1500, but 9000 on 1 of 3 nodes" in found
-    assert "c: its fabric is ethernet, but roce on 2 of 3 nodes" in found
+    odd_nodes = odd_ones({"a": usual, "b": {**usual, "mtu": [1500]}, "c": {"kind": "ethernet"}})
+    assert "b: its MTU is 1500, but 9000 on 1 of 3 nodes" in odd_nodes
+    assert "c: its fabric is ethernet, but roce on 2 of 3 nodes" in odd_nodes
 
 
 def test_explain_shows_the_fabric_of_a_recorded_host(start: Start, tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ class FabricInfo(ctypes.Structure):
 
 
 def driver(cluster: bytes, state: int = 3, error: Exception | None = None) -> Any:
-    def ask(_gpu: int, found: Any) -> None:
+    def ask(_gpu: int, answer: Any) -> None:
         if error:
             raise error
-        info = found._obj
+        info = answer._obj
         info.clusterUuid[:], info.cliqueId, info.state = list(cluster), 7, state
 
     return SimpleNamespace(

@@ -1,0 +1,13 @@
+"""The host's `launch`: starts `entrypoints` of the project that buildkit came with, as images do."""
+
+import os
+import sys
+
+from buildkit.recipe.project import own_project
+
+
+def main() -> None:
+    """Replaces this process. Programs that `launch` starts find `trainer` by the same PYTHONPATH."""
+    paths = (str(own_project()), os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "entrypoints", *sys.argv[1:]])
