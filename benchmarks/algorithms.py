@@ -1,4 +1,4 @@
-"""Learning curves of gae, grpo, rloo in all three modes and DPO on the arithmetic task, into docs/results.md.
+"""Learning curves of gae, grpo, rloo in all three modes and DPO on the arithmetic task, into benchmarks/measured/learning.md.
 
     python -m benchmarks.algorithms [--seeds 3] [--steps 24] [--output runs/algorithms] [--only rloo rloo_asynchronous]
 
@@ -25,7 +25,7 @@ from benchmarks.results import read_rows, write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "Algorithms on the arithmetic task"
-FIGURE = ROOT / "docs" / "learning_curves.svg"
+FIGURE = ROOT / "benchmarks" / "measured" / "learning_curves.svg"
 
 # What the algorithms have in common, and what each adds.
 POLICY = (

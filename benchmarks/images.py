@@ -1,4 +1,4 @@
-"""Our image beside a hand-written Dockerfile on the same base; writes docs/benchmarks.md.
+"""Our image beside a hand-written Dockerfile on the same base; writes benchmarks/measured/tables.md.
 
     ci/setup && ci/engine .venv/bin/python -m benchmarks.images [--target cuda] [--variant NAME]
 
@@ -35,7 +35,7 @@ from buildkit.supply.base import bootstrap
 from buildkit.supply.wheels import local_wheels
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "benchmarks" / "measured" / "tables.md"
 BY_HAND = "slipway-by-hand:latest"
 REGISTRY = "127.0.0.1:5599"
 DOCKERFILE = """FROM scratch

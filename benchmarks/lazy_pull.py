@@ -4,7 +4,7 @@
 
 Registry, engine and image are real; a proxy on loopback limits the link. A first step's files are those that the
 imports of torch, vLLM and Ray open or map. They are fetched as a lazy snapshotter does it: the tables of contents, then
-these files' chunks with range requests. Nothing is mounted. Writes a section of docs/benchmarks.md; takes minutes, and
+these files' chunks with range requests. Nothing is mounted. Writes a section of benchmarks/measured/tables.md; takes minutes, and
 8 GB of disk.
 """
 

@@ -1,6 +1,6 @@
 """How many of verl's published scripts this trainer accepts, and why it refuses the others. Needs no GPU and no model.
 
-python -m benchmarks.recipes CHECKOUT... > docs/recipes.md     checkouts or bare mirrors of verl and verl-recipe
+python -m benchmarks.recipes CHECKOUT... > benchmarks/measured/verl_scripts.md     checkouts or bare mirrors of verl and verl-recipe
 python -m benchmarks.recipes --list plain CHECKOUT...          each refused script of a kind, with its reasons
 python -m benchmarks.recipes --defaults CONFIG.yaml... > trainer/compat/verl/defaults.json
 

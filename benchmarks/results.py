@@ -1,4 +1,4 @@
-"""Measured rows, and docs/results.md with one section per benchmark. Each benchmark writes only its own section."""
+"""Measured rows, and benchmarks/measured/learning.md with one section per benchmark. Each benchmark writes only its own section."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results.md"
+RESULTS = Path(__file__).resolve().parent / "measured" / "learning.md"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """A model of 0.1B parameters learns to carry: warm start, then PPO with vLLM on the same GPU.
 
 python -m benchmarks.gpu.learning [--output DIR] [--actor-rate 2e-5] [--seed 0]      the run, on a host with a GPU
-python -m benchmarks.gpu.learning --draw DIR/ppo/metrics.jsonl --figure docs/learning_on_gpu.svg      its curve
+python -m benchmarks.gpu.learning --draw DIR/ppo/metrics.jsonl --figure benchmarks/measured/learning_on_gpu.svg      its curve
 """
 
 import argparse
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--actor-rate", type=float, default=2e-5, help="learning rate; the critic's is five times it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draw", type=Path, metavar="METRICS", help="draw the curve of a run instead")
-    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "learning_on_gpu.svg")
+    parser.add_argument("--figure", type=Path, default=ROOT / "benchmarks" / "measured" / "learning_on_gpu.svg")
     parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU: a small model, two steps")
     options = parser.parse_args()
     if options.draw:

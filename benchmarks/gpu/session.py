@@ -1,8 +1,8 @@
 """All GPU measurements as jobs that run side by side on the GPUs of one host.
 
     python3 -m benchmarks.gpu.session OUT [--only NAME…] [--within SECONDS] [--list]
-    python3 -m benchmarks.gpu.table OUT                                # puts them into docs/benchmarks.md
-    python3 -m benchmarks.gpu.claims.page OUT                          # and docs/claims.md
+    python3 -m benchmarks.gpu.table OUT                                # puts them into benchmarks/measured/tables.md
+    python3 -m benchmarks.gpu.claims.page OUT                          # and benchmarks/measured/claims.md
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
 clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Jobs

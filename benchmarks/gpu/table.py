@@ -1,4 +1,4 @@
-"""Writes the measured rows as tables of docs/benchmarks.md, with a section per kind of job.
+"""Writes the measured rows as tables of benchmarks/measured/tables.md, with a section per kind of job.
 
     python3 -m benchmarks.gpu.table [FILE_OR_DIRECTORY…]
 
@@ -17,7 +17,7 @@ from benchmarks.results import read_rows, wrapped, write_section
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = Path(__file__).with_name("measured.jsonl")
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "benchmarks" / "measured" / "tables.md"
 Row = dict[str, Any]
 STEPS = ("step", "ppo_step")  # and the name of older rows
 
@@ -159,8 +159,8 @@ def generation(rows: Sequence[Row]) -> str:
     return f"{about}\n\n{markdown(header, ([title, *own] for title, own in cells.items()))}"
 
 
-def steady(rows: Sequence[Row]) -> str:
-    """Engines with steady steps, and where vLLM accounts for every response in every step."""
+def fast_path(rows: Sequence[Row]) -> str:
+    """Engines with the decode fast path, and with vLLM's scheduler in every step."""
     found = [row for row in rows if row["benchmark"] == "accounting"]
     if not found:
         return ""
@@ -177,7 +177,7 @@ def steady(rows: Sequence[Row]) -> str:
         f"One engine, prompts of {job['prompt']} tokens, {job['response']} tokens each; seconds, the better of two. "
         f"{origin(found, command)}"
     )
-    header = ["shape", "responses", "log-probs", "vLLM's accounting", "steady steps", "ratio", "tokens/s"]
+    header = ["shape", "responses", "log-probs", "vLLM's scheduler", "fast path", "ratio", "tokens/s"]
     return f"{about}\n\n{markdown(header, map(line, found))}"
 
 
@@ -323,7 +323,7 @@ SECTIONS = {
     "Generation on one GPU, 1.5B": generation,
     "Engines on a GPU of their own": apart,
     "Responses of log-normal length": ahead,
-    "Steady steps of an engine": steady,
+    "Decode fast path of an engine": fast_path,
     "Weights, actor to engine on another GPU": across,
     "More GPUs, more prompts": scaling,
     "Start-up on a GPU": start_up,

@@ -1,7 +1,7 @@
-"""Measures published claims, each beside its baseline on the same machine. docs/claims.md explains the baselines.
+"""Measures published claims, each beside its baseline on the same machine. benchmarks/measured/claims.md explains the baselines.
 
     python -m benchmarks.gpu.claims [--only generation resharding …] [--shape 0.5B] [--cpu]
-    python -m benchmarks.gpu.claims.page [FILE_OR_DIRECTORY…]    # puts the rows into docs/claims.md
+    python -m benchmarks.gpu.claims.page [FILE_OR_DIRECTORY…]    # puts the rows into benchmarks/measured/claims.md
 
 One that fails leaves a row with its error, and the next begins. `two_gpus` needs two GPUs.
 """

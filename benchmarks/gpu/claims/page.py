@@ -1,4 +1,4 @@
-"""Writes the measured claims as a table of docs/claims.md.
+"""Writes the measured claims as a table of benchmarks/measured/claims.md.
 
     python3 -m benchmarks.gpu.claims.page [FILE_OR_DIRECTORY…]
 
@@ -14,7 +14,7 @@ from benchmarks.gpu.claims.published import CLAIMS, MEASUREMENTS, Claim
 from benchmarks.gpu.table import MEASURED, ROOT, Row, all_rows, markdown
 from benchmarks.results import write_section
 
-PAGE = ROOT / "docs" / "claims.md"
+PAGE = ROOT / "benchmarks" / "measured" / "claims.md"
 TITLE = "Measured"
 Place = tuple[str, str]  # shape and device
 

@@ -408,7 +408,7 @@ def test_nothing_is_chosen_on_cpu_or_for_models_of_another_kind(plan: Callable[.
 def test_estimates_are_above_what_h200s_took_and_not_by_a_third(
     models: Path, model: str, tokens: int, resting_bytes: int, measured_gib: float
 ) -> None:
-    """The peaks of updates of one GPU in docs/benchmarks.md and benchmarks/measured/."""
+    """The peaks of updates of one GPU in benchmarks/measured/tables.md and benchmarks/measured/."""
     size = ModelSize.read(models / model)
     assert size is not None
     estimate = resting_bytes * size.parameters + pass_bytes(size, Config().actor, 2, ranks=1, tokens=tokens)
