@@ -100,15 +100,20 @@ class RewardConfig(Section):
     process_memory_gib: float | None = Field(
         None,
         gt=0,
-        description="memory that such a process may allocate, GiB; by default half of what this node or its job has",
+        description="GiB that such a process may allocate; unset: half of what the node or job has",
     )
     variables: list[str] = Field(
-        [], description="environment variables for such processes, like [OPENAI_API_KEY]; they get none with secrets"
+        [],
+        description="secret environment variables that such processes get, like [OPENAI_API_KEY]; they get all others "
+        "anyway",
     )
     timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
     failure_score: float = Field(0.0, description="score of a response whose reward raised or timed out")
     overlong_buffer: int = Field(
-        0, ge=0, description="tokens before data.max_response_length from which a response is penalised (DAPO); 0: none"
+        0,
+        ge=0,
+        description="length of the range before data.max_response_length in which a response is penalised (DAPO), in "
+        "tokens; 0: none",
     )
     overlong_penalty: float = Field(1.0, ge=0, description="penalty of a response of data.max_response_length tokens")
 
