@@ -167,8 +167,8 @@ def _recorded(calls: Sequence[Call[R]]) -> Iterator[Mapping[ObjectRef, Answering
         yield answering
     finally:
         now = time.monotonic()
-        for one in answering.values():
-            one.ended = one.ended or now
+        for answering_call in answering.values():
+            answering_call.ended = answering_call.ended or now
 
 
 @contextmanager

@@ -61,8 +61,8 @@ class KeeperLink:
 
     def read(self, step: int, name: str, spans: Sequence[Span] | None = None) -> list[bytes]:
         """Parts of a file, or all of it."""
-        found: list[bytes] = self._call("read", step, f"{self.role}/{name}", spans)
-        return found
+        parts: list[bytes] = self._call("read", step, f"{self.role}/{name}", spans)
+        return parts
 
     def _call(self, method: str, *arguments: object) -> Any:
         try:

@@ -26,6 +26,6 @@ def plan_without_cluster(config: Config, nodes: int | None, gpus: int | None, gp
     memory = gpu_gib or device_memory("cuda" if per_node else "cpu")
     if memory is None:
         raise ConfigError("the memory of the GPUs is not known here", hint="say --gpu-gib, like --gpu-gib 80")
-    own = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node, memory) for at in range(count)]
-    slots = numbered_slots(own, per_node, PlacementGroup.empty())
+    assumed = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node, memory) for at in range(count)]
+    slots = numbered_slots(assumed, per_node, PlacementGroup.empty())
     return plan_of(config, slots, roles_of(config))

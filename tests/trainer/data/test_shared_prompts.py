@@ -82,7 +82,7 @@ def test_each_row_of_a_line_sees_its_prompt_and_its_response(rows: list[tuple[in
     batch = Batch.from_responses([prompts[which] for which, _ in rows], responses, None)
     packed = PackedRows.of(batch, multiple, share_prompts=True)
     assert packed.visible is not None
-    assert packed.own is not None
+    assert packed.among_visible is not None
     line = packed.token_ids.squeeze(0)
     held = sum(map(len, responses)) + sum(len(prompts[which]) for which in {which for which, _ in rows})
     assert len(line) == -(-held // multiple) * multiple
@@ -97,7 +97,7 @@ def test_each_row_of_a_line_sees_its_prompt_and_its_response(rows: list[tuple[in
         positions = packed.positions.squeeze(0)[packed.visible[start:end]]
         assert positions.tolist() == list(range(end - start))
         assert size <= end - start
-    assert torch.equal(packed.visible[packed.own], torch.arange(len(line)))
+    assert torch.equal(packed.visible[packed.among_visible], torch.arange(len(line)))
     assert line[packed.predicting].tolist() == [
         token
         for (which, _), response in zip(rows, responses, strict=True)

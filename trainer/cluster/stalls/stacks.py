@@ -123,8 +123,8 @@ def parse_stacks(text: str) -> tuple[tuple[Frame, ...], ...]:
     for line in text.splitlines():
         if _THREAD.match(line):
             threads.append([])
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1].append(Frame(found[1], int(found[2]), found[3]))
+        elif threads and (match := _FRAME.match(line)):
+            threads[-1].append(Frame(match[1], int(match[2]), match[3]))
     return tuple(tuple(frames) for frames in threads)
 
 

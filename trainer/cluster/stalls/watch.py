@@ -59,8 +59,8 @@ class Watch:
 
     def compare(self, method: str, seconds: Mapping[str, float]) -> None:
         """Logs which worker is far slower than the others; `seconds` that each took for the same call."""
-        if found := self._slow.compare(method, seconds):
-            logger.warning("slow in %s: %s", method, found)
+        if straggler := self._slow.compare(method, seconds):
+            logger.warning("slow in %s: %s", method, straggler)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -78,16 +78,18 @@ class Watch:
     def stalled(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> None:
         """Explains, in the log and on the page, why these calls have not ended for so long; others have `ended`."""
         reading = self._readers.read(asked, self._run_dir, ended)
-        if any(one.problem or own_frames(one) for one in reading.standings.values()):  # else they have ended by now
+        if any(
+            standing.problem or own_frames(standing) for standing in reading.standings.values()
+        ):  # else they have ended by now
             self._say(asked[0].method, seconds, explain(reading.standings, ended, reading.hosts), reading)
 
     def over(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> Explanation:
         """The same for calls whose time limit is over; the caller's error says it, so that the log does not."""
         reading = self._readers.read(asked, self._run_dir, ended)
-        found = explain(reading.standings, ended, reading.hosts)
+        explanation = explain(reading.standings, ended, reading.hosts)
         if self._run_dir:
-            write_stall(self._run_dir, asked[0].method, seconds, found, reading)
-        return found
+            write_stall(self._run_dir, asked[0].method, seconds, explanation, reading)
+        return explanation
 
     @property
     def hint(self) -> str:
@@ -133,17 +135,17 @@ class Watch:
             self._calls += change
             self._changed = now
 
-    def _say(self, method: str, seconds: float, found: Explanation, reading: Reading) -> None:
+    def _say(self, method: str, seconds: float, explanation: Explanation, reading: Reading) -> None:
         problems = [
             f"{address}: {problem}"
             for address, host in reading.hosts.items()
             for problem in (host.problems if host else ["does not answer"])
         ]
-        lines = [*found.lines, *problems]
+        lines = [*explanation.lines, *problems]
         logger.warning("no progress in %s for %.0f s:", method, seconds)
         for line in lines[: LINES - 1]:
             logger.warning("  %s", line)
-        page = write_stall(self._run_dir, method, seconds, found, reading) if self._run_dir else None
+        page = write_stall(self._run_dir, method, seconds, explanation, reading) if self._run_dir else None
         if page is not None:
             more = f"{len(lines) - LINES + 1} more lines, stacks" if len(lines) >= LINES else "stacks"
             logger.warning("  %s and the state of every node: %s", more, page)
@@ -153,5 +155,5 @@ def _standing_of(thread: int, native: int) -> Standing:
     """Where a thread of this process stands, by Python's and the kernel's number."""
     busy = is_busy(Path(f"/proc/self/task/{native}"))
     frame = sys._current_frames().get(thread)
-    found = traceback.extract_stack(frame)[::-1] if frame else []
-    return Standing("", (tuple(Frame(one.filename, one.lineno or 0, one.name) for one in found),), busy)
+    stack = traceback.extract_stack(frame)[::-1] if frame else []
+    return Standing("", (tuple(Frame(entry.filename, entry.lineno or 0, entry.name) for entry in stack),), busy)

@@ -127,9 +127,9 @@ class RewardConfig(Section):
                 if getattr(self, parameter) is None:
                     raise ValueError(f"the reward rule {rule.name} needs reward.{parameter}")
         usable = [*named, *_KNOWN_SOURCES.values()] if self.name == "auto" else named
-        own = {parameter for rule in usable for parameter in rule.parameters}
+        accepted = {parameter for rule in usable for parameter in rule.parameters}
         for rule in RULES.values():
-            for parameter in rule.parameters.keys() - own:
+            for parameter in rule.parameters.keys() - accepted:
                 if getattr(self, parameter) != rule.parameters[parameter].default:
                     raise ValueError(f"reward.{parameter} belongs to reward.name={rule.name}, not to {self.name}")
         return self
@@ -146,11 +146,11 @@ class RewardConfig(Section):
         """The rule that scores rows of a data source; None if `reward.name=auto` knows none."""
         if self.name != "auto":
             return RULES[self.name]
-        own = {pattern: RULES[name] for pattern, name in self.sources.items()}
-        for table in (own, _KNOWN_SOURCES):
+        configured = {pattern: RULES[name] for pattern, name in self.sources.items()}
+        for table in (configured, _KNOWN_SOURCES):
             if data_source in table:
                 return table[data_source]
-            found = [rule for pattern, rule in table.items() if fnmatchcase(data_source, pattern)]
-            if found:
-                return found[0]
+            rules = [rule for pattern, rule in table.items() if fnmatchcase(data_source, pattern)]
+            if rules:
+                return rules[0]
         return None

@@ -143,9 +143,9 @@ class ActorConfig(AggregatedLossConfig):
 
     @model_validator(mode="after")
     def _parameters_belong_to_the_loss(self) -> Self:
-        own = POLICY_LOSSES[self.policy_loss].parameters
+        accepted = POLICY_LOSSES[self.policy_loss].parameters
         for row in POLICY_LOSSES.values():
-            for name in row.parameters.keys() - own.keys():
+            for name in row.parameters.keys() - accepted.keys():
                 if getattr(self, name) != row.parameters[name].default:
                     users = [other.name for other in POLICY_LOSSES.values() if name in other.parameters]
                     raise ValueError(

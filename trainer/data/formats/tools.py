@@ -46,10 +46,10 @@ def read_entries(settings: DataConfig) -> list[ToolEntry]:
     if settings.tools_file is None:
         return []
     where = f"data.tools_file={settings.tools_file}"
-    found = read_yaml(where, settings.tools_file)
-    if not isinstance(found, dict):
-        return [ToolEntry(where, schema) for schema in checked_tools(where, found)]
-    entries = found.get("tools")
+    document = read_yaml(where, settings.tools_file)
+    if not isinstance(document, dict):
+        return [ToolEntry(where, schema) for schema in checked_tools(where, document)]
+    entries = document.get("tools")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{where}: tools is not a list of mappings", hint=_LIST)
     return [_entry(f"{where}: tool {number}", entry) for number, entry in enumerate(entries)]
@@ -80,13 +80,13 @@ def load_class(where: str, name: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        loaded = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything
         raise ConfigError(
             f"{where}: {name} cannot be imported: {type(error).__name__}: {error}",
             hint="start in the directory that holds the package, or put it on PYTHONPATH",
         ) from error
-    return found  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
 def read_yaml(where: str, path: Path) -> Any:

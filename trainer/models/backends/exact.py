@@ -26,8 +26,8 @@ class Exact:
     needs_weights = False
 
     def check(self, role: str, model: Mapping[str, Any]) -> None:
-        if (found := _unfit(role, model)) is not None:
-            raise ConfigError(f"{role}.backend=exact {found}", hint=f"set {role}.backend=fsdp")
+        if (problem := _unfit(role, model)) is not None:
+            raise ConfigError(f"{role}.backend=exact {problem}", hint=f"set {role}.backend=fsdp")
 
     def prepare(self, network: Network, device: torch.device, mesh: DeviceMesh | None) -> None:
         assert mesh is None, "the settings refuse split matrix products"

@@ -148,7 +148,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=out.device)
-        found = torch.ops.aten._flash_attention_backward(
+        gradients = torch.ops.aten._flash_attention_backward(
             *(gradient.contiguous(), query, key, value, out, sums),
             *(*ctx.bounds, 0.0, True),
             *(no_dropout, torch.empty(0, device=out.device)),
@@ -156,7 +156,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             window_size_left=-1,
             window_size_right=0,
         )
-        return *found, None, None
+        return *gradients, None, None
 
 
 def attention(
@@ -169,14 +169,14 @@ def attention(
     max_length_q: int,
     max_length_k: int,
     visible: Tensor | None = None,
-    own: Tensor | None = None,  # noqa: ARG001 - a query sees all keys of its sequence up to itself
+    among_visible: Tensor | None = None,  # noqa: ARG001 - a query sees all keys of its sequence up to itself
 ) -> Tensor:
     """Causal attention on a packed line; see `trainer.models.attention.packed_attention`."""
     if visible is not None:
         key, value = key[visible], value[visible]
     bounds = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-    found: Tensor = _Attention.apply(query, key, value, scale, bounds)
-    return found
+    attended: Tensor = _Attention.apply(query, key, value, scale, bounds)
+    return attended
 
 
 def log_probs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
@@ -187,8 +187,8 @@ def log_probs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
     if temperature != 1.0:
         which = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
         apply_temperature(logits, which, torch.full((1,), temperature, device=logits.device))
-    found: Tensor = compute_token_logprobs(logits, token_ids.unsqueeze(-1)).squeeze(-1)
-    return found
+    log_probs_of_tokens: Tensor = compute_token_logprobs(logits, token_ids.unsqueeze(-1)).squeeze(-1)
+    return log_probs_of_tokens
 
 
 OPERATORS = Operators(product, norm, rope, attention, log_probs)

@@ -109,7 +109,7 @@ def bytes_below(directory: Path) -> int:
     return sum(sizes)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(path: Path, other: Path) -> bool:
     """Swaps two names in a single step; False where kernel, libc or file system cannot."""
     rename = getattr(_libc, "renameat2", None)
-    return rename is not None and rename(_HERE, bytes(one), _HERE, bytes(other), _EXCHANGE) == 0
+    return rename is not None and rename(_HERE, bytes(path), _HERE, bytes(other), _EXCHANGE) == 0

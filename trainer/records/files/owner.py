@@ -130,10 +130,10 @@ class RunOwner:
     def _read(self) -> dict[str, Any]:
         """Who owns the directory; empty if nobody does, or the last owner died before it wrote its name."""
         try:
-            found = json.loads(read_regular(self._file, _MOST_BYTES))
+            content = json.loads(read_regular(self._file, _MOST_BYTES))
         except (OSError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):

@@ -84,11 +84,11 @@ class Channel:
 
 def readable(channels: Sequence[Channel], seconds: float | None) -> list[Channel]:
     """The channels with something to read; waits at most this long for one."""
-    found = {channel.fileno(): channel for channel in channels}
+    by_descriptor = {channel.fileno(): channel for channel in channels}
     poll = select.poll()
-    for number in found:
+    for number in by_descriptor:
         poll.register(number, select.POLLIN)
-    return [found[number] for number, _ in poll.poll(None if seconds is None else math.ceil(1000 * seconds))]
+    return [by_descriptor[number] for number, _ in poll.poll(None if seconds is None else math.ceil(1000 * seconds))]
 
 
 def _tagged(value: object) -> dict[str, str]:

@@ -77,11 +77,11 @@ class RewardProcess:
         Raises BrokenChannelError if the process died or wrote anything else, ConfigError if the function cannot be
         loaded.
         """
-        while (found := self.channel.poll()) is not None:
+        while (message := self.channel.poll()) is not None:
             try:
-                reply, number = Reply.from_json(found), found.get("number")
+                reply, number = Reply.from_json(message), message.get("number")
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise BrokenChannelError(f"wrote {str(found)[:80]}") from error
+                raise BrokenChannelError(f"wrote {str(message)[:80]}") from error
             if not self.ready:
                 if reply.refusal:
                     raise ConfigError(*reply.refusal)
