@@ -145,8 +145,8 @@ def edited(root: Path) -> Iterator[Path]:
 
 def layers(image: str) -> list[str]:
     done = subprocess.run(["docker", "image", "inspect", image], check=True, capture_output=True, text=True)
-    found: list[str] = json.loads(done.stdout)[0]["RootFS"]["Layers"]
-    return found
+    digests: list[str] = json.loads(done.stdout)[0]["RootFS"]["Layers"]
+    return digests
 
 
 def pushed_bytes(first: str, second: str) -> int:
@@ -208,8 +208,8 @@ def table(sides: Sides, command: str) -> str:
     return "\n".join(lines)
 
 
-def row(what: str, here: float, other: float, digits: int) -> str:
-    return f"| {what} | {here:.{digits}f} | {other:.{digits}f} | {here / other:.2f} |"
+def row(subject: str, here: float, other: float, digits: int) -> str:
+    return f"| {subject} | {here:.{digits}f} | {other:.{digits}f} | {here / other:.2f} |"
 
 
 def main() -> None:

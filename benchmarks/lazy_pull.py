@@ -4,7 +4,7 @@
 
 Registry, engine and image are real; a proxy on loopback limits the link. A first step's files are those that the
 imports of torch, vLLM and Ray open or map. They are fetched as a lazy snapshotter does it: the tables of contents, then
-these files' chunks with range requests. Nothing is mounted. Writes a section of benchmarks/measured/tables.md; takes minutes, and
+these files' chunks with range requests. Nothing is mounted. Writes a section of measured/tables.md; takes minutes, and
 8 GB of disk.
 """
 
@@ -172,19 +172,19 @@ def fetch_first_step(files: set[str]) -> FirstStep:
     registry = connect(LINK)
     manifest = registry.manifest("zstd-lazy")
     assert manifest is not None
-    wanted, tables, runs, found = set(files), 0, [], 0
+    wanted, tables, runs, fetched = set(files), 0, [], 0
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         read = list(pool.map(read_table, manifest.layers))
         for layer, (size, entries) in reversed(list(zip(manifest.layers, read, strict=True))):  # upper layers win
             tables += size
             chunks = [entry for entry in entries if entry["name"] in wanted and "chunkDigest" in entry]
             names = {str(entry["name"]) for entry in chunks}
-            found += len(names)
+            fetched += len(names)
             wanted -= names
             runs += [(layer, run) for run in joined(chunks)]
         received = sum(pool.map(lambda pair: read_run(*pair), runs))
     requests = 1 + 2 * len(manifest.layers) + len(runs)
-    return FirstStep(found, tables, received, requests, time.monotonic() - start)
+    return FirstStep(fetched, tables, received, requests, time.monotonic() - start)
 
 
 def read_table(layer: Descriptor) -> tuple[int, list[dict[str, object]]]:

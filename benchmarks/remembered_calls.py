@@ -48,8 +48,8 @@ def main() -> None:
 
 def pid_of(name: str) -> int:
     """The process of this name, of which a container of one node has one."""
-    (found,) = (path.parent for path in Path("/proc").glob("[0-9]*/comm") if path.read_text().strip() == name)
-    return int(found.name)
+    (process,) = (path.parent for path in Path("/proc").glob("[0-9]*/comm") if path.read_text().strip() == name)
+    return int(process.name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measured rows, and benchmarks/measured/learning.md with one section per benchmark. Each benchmark writes only its own section."""
+"""Measured rows, and measured/learning.md with one section per benchmark, which alone writes it."""
 
 import json
 import re

@@ -50,10 +50,10 @@ def main() -> None:
     for row in range(len(batch)):
         prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         ids = batch.token_ids[row : row + 1, :length].to(device)
-        found, _ = log_probs_and_entropy(model(ids).logits[0, prompt - 1 : -1], ids[0, prompt:], 1.0)
+        log_probs, _ = log_probs_and_entropy(model(ids).logits[0, prompt - 1 : -1], ids[0, prompt:], 1.0)
         advantages = batch.advantages[row, : length - prompt].to(device)
-        total = total - (found * advantages).sum() / tokens
-        reference[row, : length - prompt] = found.detach()
+        total = total - (log_probs * advantages).sum() / tokens
+        reference[row, : length - prompt] = log_probs.detach()
     total.backward()
     wanted, mask = gradients(model), batch.response_mask
     state = {name: weight.detach().clone() for name, weight in model.state_dict().items()}

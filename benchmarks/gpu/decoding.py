@@ -89,17 +89,17 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
         return time.perf_counter() - began
 
     seconds(2, 2, 16)
-    found = {}
+    milliseconds = {}
     for name, (prompts, samples) in RESPONSES.items():
         short = seconds(prompts, samples, response // 4)
         longer = seconds(prompts, samples, response)
-        found[name] = round(1000 * (longer - short) / (response - response // 4), 2)
+        milliseconds[name] = round(1000 * (longer - short) / (response - response // 4), 2)
     if on_gpu and way.variables.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "1":
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
             wall = seconds(*RESPONSES["128"], 64)
         busy = sum(event.self_device_time_total for event in recorded.key_averages()) / 1e6
-        found["kernels"] = round(busy / wall, 2)
-    return found
+        milliseconds["kernels"] = round(busy / wall, 2)
+    return milliseconds
 
 
 def main() -> None:
@@ -114,8 +114,8 @@ def main() -> None:
     options = parser.parse_args()
     job = options.jobs / f"{options.shape}-decoding"
     if options.one:
-        found = measure(WAYS[options.one], job / "model", options.prompt, options.response)
-        print(json.dumps(found), flush=True)  # noqa: T201
+        milliseconds = measure(WAYS[options.one], job / "model", options.prompt, options.response)
+        print(json.dumps(milliseconds), flush=True)  # noqa: T201
         return
     qwen2_config(SHAPES[options.shape]).save_pretrained(job / "model")  # weights are random
     results = Results(options.out, "decoding")

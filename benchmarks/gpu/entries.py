@@ -37,9 +37,9 @@ def main() -> None:
     for wait in waits * options.repeats:
         steady.longest_wait = wait
         first, taken, start = scheduler.current_step, steady.taken, time.perf_counter()
-        found = sample(engine, prompts, options.response, log_probs=True)
+        responses = sample(engine, prompts, options.response, log_probs=True)
         seconds = time.perf_counter() - start
-        tokens = sum(len(response.token_ids) for response in found)
+        tokens = sum(len(response.token_ids) for response in responses)
         results.add(
             shape=options.shape,
             at_once=options.at_once,

@@ -52,26 +52,28 @@ class Census:
         self.log_probs()
 
     def product(self, name: str, inner: int, outer: int, bias: bool = False) -> None:
-        own, many = self._kernels.product, 2048 if outer > 100_000 else 8192
+        shared_product, many = self._kernels.product, 2048 if outer > 100_000 else 8192
         x, weight = self._normal(many, inner), self._normal(outer, inner) * 0.02
         offset = self._normal(outer) if bias else None
-        expected = own(x, weight, offset)
-        found = {"cuBLAS": _varying(lambda part: functional.linear(part, weight, offset), x, expected)}
+        expected = shared_product(x, weight, offset)
+        differences = {"cuBLAS": _varying(lambda part: functional.linear(part, weight, offset), x, expected)}
         for tile in (*self._kernels.TILES, *self._kernels.TILES_FOR_FEW):
-            product = partial(own, weight=weight, bias=offset, tile=tile)
-            found["x".join(map(str, tile[:3]))] = _varying(product, x, expected)
-        self._results.add(operator=name, of=expected.numel(), unequal=found, microseconds=self._times(inner, outer))
+            product = partial(shared_product, weight=weight, bias=offset, tile=tile)
+            differences["x".join(map(str, tile[:3]))] = _varying(product, x, expected)
+        self._results.add(
+            operator=name, of=expected.numel(), unequal=differences, microseconds=self._times(inner, outer)
+        )
 
     def _times(self, inner: int, outer: int) -> dict[str, dict[str, float]]:
         weights = [self._normal(outer, inner) for _ in range(CALLS if outer < 100_000 else 2)]
-        found = {}
+        microseconds = {}
         for rows in TIMED_ROWS:
             x = self._normal(rows, inner)
-            found[str(rows)] = {
+            microseconds[str(rows)] = {
                 "shared": _microseconds(self._kernels.product, x, weights),
                 "cuBLAS": _microseconds(functional.linear, x, weights),
             }
-        return found
+        return microseconds
 
     def norm(self, width: int) -> None:
         from vllm.model_executor.layers.batch_invariant import rms_norm_batch_invariant
@@ -81,17 +83,17 @@ class Census:
             return rms_norm_batch_invariant(x.clone(), weight, epsilon, residual=residual.clone())
 
         x, residual, weight = self._normal(2048, width), self._normal(2048, width) * 3, self._normal(width)
-        own, found = self._kernels.norm, {}
-        for name, norm in {"shared": own, "vLLM's": vllm_norm}.items():
+        shared_norm, differences = self._kernels.norm, {}
+        for name, norm in {"shared": shared_norm, "vLLM's": vllm_norm}.items():
             whole = norm(x, weight, 1e-6, residual)[0]
-            found[name] = {
+            differences[name] = {
                 rows: bad
                 for rows in ROWS
                 if (bad := unequal(norm(x[:rows], weight, 1e-6, residual[:rows])[0], whole[:rows]))
             }
-        fused, total = own(x, weight, 1e-6, residual)
-        found["shared, of the sum"] = unequal(own(total, weight, 1e-6), fused)
-        self._results.add(operator="norm", of=x.numel(), unequal=found)
+        fused, total = shared_norm(x, weight, 1e-6, residual)
+        differences["shared, of the sum"] = unequal(shared_norm(total, weight, 1e-6), fused)
+        self._results.add(operator="norm", of=x.numel(), unequal=differences)
 
     def attention(self, heads: int, groups: int, width: int) -> None:
         scale = width**-0.5
@@ -104,14 +106,14 @@ class Census:
         table = torch.arange(len(LENGTHS) * count, dtype=torch.int32, device="cuda").view(-1, count)
         keys, values = (_paged(tensor, count) for tensor in (key, value))
         begins = [sum(LENGTHS[:row]) for row in range(len(LENGTHS))]
-        found = {"row by row": unequal(torch.cat(alone), expected)}
+        differences = {"row by row": unequal(torch.cat(alone), expected)}
         for longest, share in itertools.product((1, 2), (1.0, 0.5, 0.1)):
             used = [max(1, int(length * share)) for length in LENGTHS]
             places = [begin + length - 1 for begin, length in zip(begins, used, strict=True)]
             out = decoding_attention(query[places], keys, values, table, used, scale, longest)
             name = f"decoding, told of at most {longest}"
-            found[name] = found.get(name, 0) + unequal(out, expected[places])
-        self._results.add(operator="attention", of=expected.numel(), head_width=width, unequal=found)
+            differences[name] = differences.get(name, 0) + unequal(out, expected[places])
+        self._results.add(operator="attention", of=expected.numel(), head_width=width, unequal=differences)
 
     def rope(self, queries: int, keys: int, width: int) -> None:
         table = rope_table(4096, width, 1e6, torch.device("cuda"), torch.bfloat16)
@@ -124,19 +126,19 @@ class Census:
         gate, up = gate_up.chunk(2, dim=-1)
         expected = torch.empty_like(gate, memory_format=torch.contiguous_format)
         torch.ops._C.silu_and_mul(expected, gate_up)
-        found = {"torch": unequal(functional.silu(gate) * up, expected)}
-        self._results.add(operator="silu", of=expected.numel(), unequal=found)
+        differences = {"torch": unequal(functional.silu(gate) * up, expected)}
+        self._results.add(operator="silu", of=expected.numel(), unequal=differences)
 
     def log_probs(self) -> None:
         vocabulary = self._shape.vocabulary
         logits = self._normal(1024, vocabulary) * 3
         ids = torch.randint(0, vocabulary, (1024,), device="cuda", generator=self._generator)
         expected = self._kernels.log_probs(logits, ids, 1.0)
-        found = {
+        differences = {
             "few rows": unequal(self._kernels.log_probs(logits[:3], ids[:3], 1.0), expected[:3]),
             "formula": unequal(FORMULAS.log_probs(logits, ids, 1.0), expected),
         }
-        self._results.add(operator="log-probs", of=len(ids), unequal=found)
+        self._results.add(operator="log-probs", of=len(ids), unequal=differences)
 
     def _normal(self, *sizes: int) -> Tensor:
         return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16, generator=self._generator)
@@ -176,10 +178,10 @@ def _paged(tensor: Tensor, count: int) -> Tensor:
     return cache.view(-1, PAGE, *tensor.shape[1:])
 
 
-def unequal(found: Tensor, expected: Tensor) -> int:
+def unequal(computed: Tensor, expected: Tensor) -> int:
     """Number of elements whose bits differ."""
-    kind = {2: torch.int16, 4: torch.int32}[found.element_size()]
-    return int((found.contiguous().view(kind) != expected.contiguous().view(kind)).sum())
+    kind = {2: torch.int16, 4: torch.int32}[computed.element_size()]
+    return int((computed.contiguous().view(kind) != expected.contiguous().view(kind)).sum())
 
 
 def _varying(product: Callable[[Tensor], Tensor], x: Tensor, expected: Tensor) -> int:

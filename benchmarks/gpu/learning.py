@@ -1,7 +1,7 @@
 """A model of 0.1B parameters learns to carry: warm start, then PPO with vLLM on the same GPU.
 
 python -m benchmarks.gpu.learning [--output DIR] [--actor-rate 2e-5] [--seed 0]      the run, on a host with a GPU
-python -m benchmarks.gpu.learning --draw DIR/ppo/metrics.jsonl --figure benchmarks/measured/learning_on_gpu.svg      its curve
+python -m benchmarks.gpu.learning --draw DIR/ppo/metrics.jsonl --figure benchmarks/measured/learning_on_gpu.svg
 """
 
 import argparse

@@ -25,14 +25,14 @@ LAYERS = 0.001  # what layers add to a token's embedding, as a share of what a r
 
 def end_ids(median: float, sigma: float, first: int, vocabulary: int) -> list[int]:
     """The ids from `first` on that end a response; `median` is in tokens, `sigma` that of the lengths' logarithms."""
-    found: list[int] = []
+    ends: list[int] = []
     spread = math.sqrt(sigma**2 - LEAST_SIGMA**2)
     for number in range(CLASSES):
-        own = range(first + number, vocabulary, CLASSES)
+        of_class = range(first + number, vocabulary, CLASSES)
         mean = median * math.exp(spread * NormalDist().inv_cdf((number + 0.5) / CLASSES) - GEOMETRIC_MEAN)
-        count = max(1, round(len(own) / mean))
-        found += own[:: len(own) // count][:count]
-    return sorted(found)
+        count = max(1, round(len(of_class) / mean))
+        ends += of_class[:: len(of_class) // count][:count]
+    return sorted(ends)
 
 
 @torch.no_grad()

@@ -38,8 +38,8 @@ def measure(gpus: int, page_mib: int, gib: int) -> tuple[float, float]:
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, context.Pool(gpus) as pool:
         together = manager.Barrier(gpus)
-        found = pool.starmap(take_and_give_back, [(gpu, page_mib, gib, together) for gpu in range(gpus)], chunksize=1)
-    taken, given = zip(*found, strict=True)
+        times = pool.starmap(take_and_give_back, [(gpu, page_mib, gib, together) for gpu in range(gpus)], chunksize=1)
+    taken, given = zip(*times, strict=True)
     return max(taken), max(given)
 
 

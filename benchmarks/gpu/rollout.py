@@ -70,8 +70,8 @@ def offline_engine(options: argparse.Namespace) -> Any:
         sampling = SamplingParams(
             max_tokens=length, temperature=1.0, ignore_eos=True, detokenize=False, logprobs=0 if log_probs else None
         )
-        found = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
-        return sum(len(output.outputs[0].token_ids) for output in found)
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     return generate
 

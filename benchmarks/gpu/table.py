@@ -39,9 +39,9 @@ def origin(rows: Sequence[Row], command: str = "python3 -m benchmarks.gpu.sessio
 
 def beside_verl(rows: Sequence[Row]) -> str:
     """Seconds and GiB of each phase on both sides, and verl's step divided by this trainer's."""
-    found = [row for row in _steps(rows) if row.get("algorithm", "ppo") == "ppo"]
-    ours = {row["name"]: row for row in found if row["side"] == "ours"}
-    theirs = {_job(row): row for row in found if row["side"] == "verl"}
+    steps = [row for row in _steps(rows) if row.get("algorithm", "ppo") == "ppo"]
+    ours = {row["name"]: row for row in steps if row["side"] == "ours"}
+    theirs = {_job(row): row for row in steps if row["side"] == "verl"}
     pairs = {
         name: (row, theirs.get(_job(row)))
         for name, row in sorted(ours.items())
@@ -86,11 +86,11 @@ def _steps(rows: Sequence[Row]) -> list[Row]:
 
 def grpo_beside_rivals(rows: Sequence[Row]) -> str:
     """Seconds of each phase of GRPO here, on verl and on TRL, with a column for each run."""
-    found = [row for row in _steps(rows) if row.get("algorithm") == "grpo" and row["name"].startswith("grpo")]
-    if not found:
+    runs = [row for row in _steps(rows) if row.get("algorithm") == "grpo" and row["name"].startswith("grpo")]
+    if not runs:
         return ""
     names = {"ours": "here", "verl": "verl", "trl": "TRL"}
-    order = sorted(found, key=lambda row: (row["name"], _place(row), list(names).index(row["side"])))
+    order = sorted(runs, key=lambda row: (row["name"], _place(row), list(names).index(row["side"])))
 
     def title(row: Row) -> str:
         kept = ", activations kept" if row.get("keeps_activations") else ""
@@ -142,27 +142,27 @@ def _gib(phase: str, row: Row) -> Any:
 
 def generation(rows: Sequence[Row]) -> str:
     """vLLM alone and the trainer's engines, with and without log-probs."""
-    found = [row for row in rows if row["benchmark"] == "rollout" and "kind" in row]
-    if not found:
+    engines = [row for row in rows if row["benchmark"] == "rollout" and "kind" in row]
+    if not engines:
         return ""
     cells: dict[str, list[str]] = {}
-    for row in sorted(found, key=lambda row: not row["log_probs"]):
+    for row in sorted(engines, key=lambda row: not row["log_probs"]):
         title = "vLLM's `LLM`, its defaults" if row["kind"] == "offline" else f"the trainer's engines: {row['engines']}"
         cells.setdefault(title, []).extend([f"{row['seconds']:.2f}", f"{row['tokens_per_second']:,}"])
     header = ["", "with log-probs, s", "tokens/s", "without, s", "tokens/s"]
-    job, most = found[0], max(row["engines"] for row in found)
+    job, most = engines[0], max(row["engines"] for row in engines)
     command = f"python3 -m benchmarks.gpu.rollout --shape {job['shape']} --engines {most}"
     about = (
         f"{job['shape']}, {job['prompts']} prompts of {job['prompt']} tokens, {job['response']} tokens each; the "
-        f"better of two. {origin(found, command)}"
+        f"better of two. {origin(engines, command)}"
     )
-    return f"{about}\n\n{markdown(header, ([title, *own] for title, own in cells.items()))}"
+    return f"{about}\n\n{markdown(header, ([title, *cells_of_row] for title, cells_of_row in cells.items()))}"
 
 
 def fast_path(rows: Sequence[Row]) -> str:
     """Engines with the decode fast path, and with vLLM's scheduler in every step."""
-    found = [row for row in rows if row["benchmark"] == "accounting"]
-    if not found:
+    engines = [row for row in rows if row["benchmark"] == "accounting"]
+    if not engines:
         return ""
 
     def line(row: Row) -> list[Any]:
@@ -171,22 +171,22 @@ def fast_path(rows: Sequence[Row]) -> str:
         log_probs = "with" if row["log_probs"] else "without"
         return [row["shape"], row["responses"], log_probs, whole, shortened, f"**{whole / shortened:.2f}**", rate]
 
-    job = found[0]
+    job = engines[0]
     command = f"python3 -m benchmarks.gpu.accounting --shape {job['shape']}"
     about = (
         f"One engine, prompts of {job['prompt']} tokens, {job['response']} tokens each; seconds, the better of two. "
-        f"{origin(found, command)}"
+        f"{origin(engines, command)}"
     )
     header = ["shape", "responses", "log-probs", "vLLM's scheduler", "fast path", "ratio", "tokens/s"]
-    return f"{about}\n\n{markdown(header, map(line, found))}"
+    return f"{about}\n\n{markdown(header, map(line, engines))}"
 
 
 def apart(rows: Sequence[Row]) -> str:
     """Engines and training on separate GPUs, in turn and side by side."""
-    found = {row["name"]: row for row in rows if row["benchmark"] in STEPS and row["name"].startswith("split")}
-    if len(found) < 2:
+    split = {row["name"]: row for row in rows if row["benchmark"] in STEPS and row["name"].startswith("split")}
+    if len(split) < 2:
         return ""
-    synchronous, ahead = found["split-synchronous"], found["split-one-step-off"]
+    synchronous, ahead = split["split-synchronous"], split["split-one-step-off"]
     lines = [[phase, _seconds(phase, synchronous), _seconds(phase, ahead)] for phase in PHASES if phase in synchronous]
     return "\n\n".join(
         [
@@ -200,8 +200,8 @@ def apart(rows: Sequence[Row]) -> str:
 def ahead(rows: Sequence[Row]) -> str:
     """Responses of very different lengths, synchronously and with a GPU each for learner and engines."""
     names = {"ours": "here", "verl-asynchronous": "verl"}
-    found = [row for row in _steps(rows) if row["name"].startswith("log-normal")]
-    if not found:
+    runs = [row for row in _steps(rows) if row["name"].startswith("log-normal")]
+    if not runs:
         return ""
 
     def line(row: Row) -> list[Any]:
@@ -211,22 +211,22 @@ def ahead(rows: Sequence[Row]) -> str:
         rates = [f"{round(_rate_of_cycles(row)):,}", f"{row['overall_tokens_per_second']:,}"]
         return [_place(row), f"{names[row['side']]}, {how}", _seconds("step", row), f"{slowest:.1f}", *rates]
 
-    job = found[0]
+    job = runs[0]
     median, sigma = job["log_normal"]
     about = (
         f"GRPO of {job['shape']}, {job['batch']} prompts of {job['prompt']} tokens, {job['samples']} responses each, "
         f"of log-normal length (median {median:.0f}, sigma {sigma}) up to {job['response']:,} tokens; two GPUs. The "
         "first step waits for the responses of all steps that are sampled ahead. Later steps repeat in cycles of as "
-        f"many, and the rate of whole cycles leaves the first one out. {origin(found)}"
+        f"many, and the rate of whole cycles leaves the first one out. {origin(runs)}"
     )
     header = ["machine", "", "s a step, median", "slowest after the first", "tokens/s of whole cycles", "of all steps"]
-    return f"{about}\n\n{markdown(header, map(line, found))}"
+    return f"{about}\n\n{markdown(header, map(line, runs))}"
 
 
 def _batches_ahead(row: Row) -> int:
     setting = "trainer.max_staleness="
-    own = [int(text.removeprefix(setting)) for text in row.get("overrides", ()) if text.startswith(setting)]
-    return own[-1] if own else int(row.get("ahead", 0))
+    limits = [int(text.removeprefix(setting)) for text in row.get("overrides", ()) if text.startswith(setting)]
+    return limits[-1] if limits else int(row.get("ahead", 0))
 
 
 def _rate_of_cycles(row: Row) -> float:
@@ -238,10 +238,10 @@ def _rate_of_cycles(row: Row) -> float:
 
 def across(rows: Sequence[Row]) -> str:
     """Weights from an actor to an engine on another GPU, and the link between the two."""
-    found = [row for row in rows if row["benchmark"] == "weights" and "sync_seconds" in row]
-    if not found:
+    syncs = [row for row in rows if row["benchmark"] == "weights" and "sync_seconds" in row]
+    if not syncs:
         return ""
-    row = found[-1]
+    row = syncs[-1]
     lines = [
         ["the link alone, as many bytes", row["bytes_over_bandwidth_seconds"]],
         ["sync", f"**{row['sync_seconds']}**"],
@@ -257,10 +257,10 @@ def across(rows: Sequence[Row]) -> str:
 
 def scaling(rows: Sequence[Row]) -> str:
     """Weak scaling: the number of prompts grows with the number of GPUs."""
-    found = [row for row in rows if row["benchmark"] in STEPS and row["name"].startswith("scaling") and "step" in row]
-    if not found:
+    steps = [row for row in rows if row["benchmark"] in STEPS and row["name"].startswith("scaling") and "step" in row]
+    if not steps:
         return ""
-    alone = {_place(row): row["step"] for row in found if row["gpus"] == 1}
+    alone = {_place(row): row["step"] for row in steps if row["gpus"] == 1}
     lines = [
         [
             _place(row),
@@ -270,31 +270,33 @@ def scaling(rows: Sequence[Row]) -> str:
             f"{row['tokens_per_second']:,}",
             f"{alone[_place(row)] / row['step']:.2f}" if _place(row) in alone else "-",
         ]
-        for row in sorted(found, key=lambda row: (row["date"], _place(row), row["gpus"]))
+        for row in sorted(steps, key=lambda row: (row["date"], _place(row), row["gpus"]))
     ]
     header = ["machine", "GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
-    sharding = sorted({setting for row in found for setting in row["overrides"] if ".sharding." in setting})
+    sharding = sorted({setting for row in steps for setting in row["overrides"] if ".sharding." in setting})
     about = f" With more than one GPU: `{'`, `'.join(sharding)}`." if sharding else ""
     unnamed = (
-        " A day stands for a machine whose name was not kept." if any("machine" not in row for row in found) else ""
+        " A day stands for a machine whose name was not kept." if any("machine" not in row for row in steps) else ""
     )
-    return f"0.5B, 256 + 512 tokens. {origin(found)}{about}{unnamed}\n\n{markdown(header, lines)}"
+    return f"0.5B, 256 + 512 tokens. {origin(steps)}{about}{unnamed}\n\n{markdown(header, lines)}"
 
 
 def start_up(rows: Sequence[Row]) -> str:
     """From `launch` to the first step, and a vLLM engine alone, where both were measured."""
-    found = {row["caches"]: row for row in rows if row["benchmark"] == "start_up" and {"vllm", "launch"} <= row.keys()}
-    if not found:
+    starts = {row["caches"]: row for row in rows if row["benchmark"] == "start_up" and {"vllm", "launch"} <= row.keys()}
+    if not starts:
         return ""
-    lines = [[state, row["vllm"], row["launch"], round(row["launch"] - row["vllm"], 1)] for state, row in found.items()]
+    lines = [
+        [state, row["vllm"], row["launch"], round(row["launch"] - row["vllm"], 1)] for state, row in starts.items()
+    ]
     header = ["caches of kernels", "vLLM's engine alone", "`launch` to the first step", "beyond vLLM's"]
-    shape = next(iter(found.values()))["shape"]
-    return f"{shape}; seconds. {origin(list(found.values()))}\n\n{markdown(header, lines)}"
+    shape = next(iter(starts.values()))["shape"]
+    return f"{shape}; seconds. {origin(list(starts.values()))}\n\n{markdown(header, lines)}"
 
 
 def training(rows: Sequence[Row]) -> str:
     """Speed and memory by the share of activations that compiled layers keep for the backward pass."""
-    found = [row for row in rows if row["benchmark"] == "train_step" and "mfu" in row]
+    steps = [row for row in rows if row["benchmark"] == "train_step" and "mfu" in row]
     names = (
         "shape",
         "role",
@@ -306,11 +308,11 @@ def training(rows: Sequence[Row]) -> str:
         "mfu",
         "peak_gib",
     )
-    lines = [[row[name] for name in names] for row in found]
-    rates = sorted(row["matrix_tflops"] for row in found)
+    lines = [[row[name] for name in names] for row in steps]
+    rates = sorted(row["matrix_tflops"] for row in steps)
     about = (
-        f"{found[0]['tokens']:,} tokens in rows of 256 + 512; MFU against the matrix rate of the same run "
-        f"({rates[0]} to {rates[-1]} TFLOP/s). {origin(found, 'python3 -m benchmarks.gpu.train_step')}"
+        f"{steps[0]['tokens']:,} tokens in rows of 256 + 512; MFU against the matrix rate of the same run "
+        f"({rates[0]} to {rates[-1]} TFLOP/s). {origin(steps, 'python3 -m benchmarks.gpu.train_step')}"
     )
     header = ["shape", "network", "pass", "micro-batch", "budget", "seconds", "tokens/s", "MFU", "peak GiB"]
     return f"{about}\n\n{markdown(header, lines)}"

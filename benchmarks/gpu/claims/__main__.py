@@ -1,7 +1,7 @@
-"""Measures published claims, each beside its baseline on the same machine. benchmarks/measured/claims.md explains the baselines.
+"""Measures published claims, each beside its baseline on the same machine. measured/claims.md explains the baselines.
 
     python -m benchmarks.gpu.claims [--only generation resharding …] [--shape 0.5B] [--cpu]
-    python -m benchmarks.gpu.claims.page [FILE_OR_DIRECTORY…]    # puts the rows into benchmarks/measured/claims.md
+    python -m benchmarks.gpu.claims.page [FILE_OR_DIRECTORY…]    # puts the rows into measured/claims.md
 
 One that fails leaves a row with its error, and the next begins. `two_gpus` needs two GPUs.
 """
@@ -50,11 +50,11 @@ def main() -> None:
     results = Results(options.out, "claims")
     for name in chosen:
         try:
-            found = MEASURE[name](options)
+            measured = MEASURE[name](options)
         except Exception as error:
             logger.exception("%s", name)
-            found = {"error": f"{type(error).__name__}: {error}"}
-        results.add(claim=name, shape=options.shape, cores=os.cpu_count(), **found)
+            measured = {"error": f"{type(error).__name__}: {error}"}
+        results.add(claim=name, shape=options.shape, cores=os.cpu_count(), **measured)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def engine(model: Path, prompts: list[list[int]], response: int, options: argpar
         requests = [
             SamplingRequest(tuple(prompt), 1.0, seed=seed + row, log_probs=False) for row, prompt in enumerate(prompts)
         ]
-        return sum(len(found.token_ids) for found in vllm.generate(requests))
+        return sum(len(response.token_ids) for response in vllm.generate(requests))
 
     return _fastest(generate, options.repeats)
 
@@ -93,10 +93,10 @@ def _fastest(generate: Callable[[], int], repeats: int) -> dict[str, float]:
     """Tokens per second of the fastest repeat, after one to warm up."""
     generate()
     synchronize()
-    found = []
+    tries = []
     for _ in range(repeats):
         counts: list[int] = []
         seconds = timed(lambda counts=counts: counts.append(generate()))  # type: ignore[misc]
-        found.append((counts[0] / seconds, seconds, counts[0]))
-    rate, seconds, count = max(found)
+        tries.append((counts[0] / seconds, seconds, counts[0]))
+    rate, seconds, count = max(tries)
     return {"tokens_per_second": round(rate), "seconds": round(seconds, 3), "tokens": count}

@@ -31,8 +31,8 @@ class RowsOfFile:
     def __getitem__(self, index: int) -> list[int]:
         messages = self._rows[index]["prompt"]
         text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     loaders = [by_loader(job / "train.parquet", tokenizer, size, workers) for workers in (0, workers)]
     return {
         "job": f"batches of {size} prompts of {prompt} tokens",
-        "baseline": min(loaders, key=lambda found: found["milliseconds"]),
+        "baseline": min(loaders, key=lambda loader: loader["milliseconds"]),
         "ours": by_trainer(job / "train.parquet", tokenizer, prompt, size),
     }
 

@@ -21,14 +21,14 @@ Place = tuple[str, str]  # shape and device
 
 def section(rows: Sequence[Row]) -> str:
     """The table of all claims with a column for each place, and where, when and on what each was measured."""
-    found = {(place(row), row["claim"]): row for row in rows if row["benchmark"] == "claims" and "ours" in row}
-    places = sorted({where for where, _ in found})
+    measured_rows = {(place(row), row["claim"]): row for row in rows if row["benchmark"] == "claims" and "ours" in row}
+    places = sorted({where for where, _ in measured_rows})
     lines = [
-        [claim.title, claim.claimed, *(cell(claim, found.get((where, claim.measurement))) for where in places)]
+        [claim.title, claim.claimed, *(cell(claim, measured_rows.get((where, claim.measurement))) for where in places)]
         for claim in CLAIMS
     ]
     header = ["claim", "claimed", *(f"measured: {shape}, {device}" for shape, device in places)]
-    return "\n\n".join([markdown(header, lines), origins(found)])
+    return "\n\n".join([markdown(header, lines), origins(measured_rows)])
 
 
 def place(row: Row) -> Place:
@@ -45,11 +45,11 @@ def cell(claim: Claim, row: Row | None) -> str:
     return f"{baseline:,} → {ours:,} {claim.unit}: {relation}" if claim.unit else relation
 
 
-def origins(found: Mapping[tuple[Place, str], Row]) -> str:
+def origins(measured_rows: Mapping[tuple[Place, str], Row]) -> str:
     """The command of each measurement, and the job and date of its rows."""
     lines = []
     for name in MEASUREMENTS:
-        measured = [found[key] for key in sorted(found) if key[1] == name]
+        measured = [measured_rows[key] for key in sorted(measured_rows) if key[1] == name]
         told = "; ".join(f"{', '.join(place(row))}: {row['job']} ({row['date']})" for row in measured)
         lines.append([f"`python3 -m benchmarks.gpu.claims --only {name}`", told or "not measured yet"])
     return markdown(["command", "measured"], lines)

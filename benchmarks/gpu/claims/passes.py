@@ -34,12 +34,12 @@ SAME = 0.9  # lowest correlation of the two sides' log-probs, which differ by th
 
 def forward(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of the log-probs of all responses."""
-    found = measured(options, forward_by_hand, forward_here)
-    both = torch.stack([found[side].pop("log_probs") for side in ("baseline", "ours")])
-    found["correlation"] = round(float(torch.corrcoef(both)[0, 1]), 4)
-    if not found["correlation"] > SAME:
-        raise ValueError(f"the two sides do not compute the same: their log-probs correlate by {found['correlation']}")
-    return found
+    sides = measured(options, forward_by_hand, forward_here)
+    both = torch.stack([sides[side].pop("log_probs") for side in ("baseline", "ours")])
+    sides["correlation"] = round(float(torch.corrcoef(both)[0, 1]), 4)
+    if not sides["correlation"] > SAME:
+        raise ValueError(f"the two sides do not compute the same: their log-probs correlate by {sides['correlation']}")
+    return sides
 
 
 def critic(options: argparse.Namespace) -> dict[str, Any]:
@@ -84,20 +84,20 @@ def _execution(device: torch.device) -> Execution:
 def forward_by_hand(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, Any]:
     with one_rank(options.cpu) as device:
         model = sharded(random_model(SHAPES[options.shape], device.type, torch.float32), device).eval()
-        found: list[Tensor] = []
+        chunks: list[Tensor] = []
 
         def run() -> None:
-            found.clear()
+            chunks.clear()
             with torch.no_grad():
                 for part in batch.micro_batches(rows_that_fit(batch, tokens)):
                     ids, mask = part.token_ids.to(device), response_mask(part)
                     width = mask.shape[1]
                     logits = model(ids, attention_mask=attended(part).to(device), logits_to_keep=width + 1).logits
                     log_probs = logits[:, :-1].float().log_softmax(dim=-1)
-                    found.append(log_probs.gather(2, ids[:, -width:, None]).squeeze(2).cpu()[mask])
+                    chunks.append(log_probs.gather(2, ids[:, -width:, None]).squeeze(2).cpu()[mask])
 
         taken = seconds(run, options.repeats)
-        return {"seconds": round(taken, 4), "log_probs": torch.cat(found), **_peak(device)}
+        return {"seconds": round(taken, 4), "log_probs": torch.cat(chunks), **_peak(device)}
 
 
 def update_by_hand(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, float]:

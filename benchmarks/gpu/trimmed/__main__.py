@@ -139,21 +139,21 @@ def bring(source: Path, target: Path) -> bool:
 def leave_out(trimmed: Trimmed, variant: Variant) -> list[str]:
     """Removes the distributions of `exclude`. Returns those that were installed."""
     excluded = {canonicalize_name(name) for name in variant.exclude}
-    found = []
+    names = []
     for site in trimmed.copies:
         for name, distribution in installed(site):
             if name in excluded:
-                found.append(name)
+                names.append(name)
                 for file in distribution.files or ():
                     trimmed.removed.add(str(file))
                     remove(Path(os.path.normpath(site / str(file))), site.parents[2])
-    return sorted(found)
+    return sorted(names)
 
 
 def installed(site: Path) -> list[tuple[str, Distribution]]:
     """The distributions of a folder by name; those without metadata are left out."""
-    found = [(distribution.metadata.get("Name"), distribution) for distribution in distributions(path=[str(site)])]
-    return [(canonicalize_name(name), distribution) for name, distribution in found if name]
+    named = [(distribution.metadata.get("Name"), distribution) for distribution in distributions(path=[str(site)])]
+    return [(canonicalize_name(name), distribution) for name, distribution in named if name]
 
 
 def remove(path: Path, root: Path) -> None:
@@ -178,10 +178,10 @@ def prune(trimmed: Trimmed, variant: Variant) -> list[dict[str, Any]]:
         for site in trimmed.copies:
             up = pattern.count("../")
             for path in list((site.parents[up - 1] if up else site).glob(pattern[3 * up :])):
-                inside = [found for found in path.rglob("*") if not found.is_dir()] if path.is_dir() else [path]
+                inside = [file for file in path.rglob("*") if not file.is_dir()] if path.is_dir() else [path]
                 files += len(inside)
-                size += sum(found.lstat().st_size for found in inside)
-                trimmed.removed |= {os.path.relpath(found, site) for found in inside}
+                size += sum(file.lstat().st_size for file in inside)
+                trimmed.removed |= {os.path.relpath(file, site) for file in inside}
                 if path.is_dir():
                     trimmed.folders.add(os.path.relpath(path, site))
                     shutil.rmtree(path)
@@ -193,17 +193,21 @@ def prune(trimmed: Trimmed, variant: Variant) -> list[dict[str, Any]]:
 
 def compare(trimmed: Trimmed, lock: Lock) -> dict[str, Any]:
     """Compares this host's packages with the variant's lock."""
-    found: dict[str, str] = {}
+    installed_versions: dict[str, str] = {}
     for site in trimmed.copies:
         for name, distribution in installed(site):
-            found.setdefault(name, distribution.version)
+            installed_versions.setdefault(name, distribution.version)
     locked = lock.versions
-    shared = locked.keys() & found.keys()
+    shared = locked.keys() & installed_versions.keys()
     return {
         "locked": len(locked),
-        "same": sum(locked[name] == found[name].partition("+")[0] for name in shared),
-        "other": {name: f"{found[name]}, not {locked[name]}" for name in sorted(shared) if locked[name] != found[name]},
-        "absent": sorted(locked.keys() - found.keys()),
+        "same": sum(locked[name] == installed_versions[name].partition("+")[0] for name in shared),
+        "other": {
+            name: f"{installed_versions[name]}, not {locked[name]}"
+            for name in sorted(shared)
+            if locked[name] != installed_versions[name]
+        },
+        "absent": sorted(locked.keys() - installed_versions.keys()),
     }
 
 

@@ -27,12 +27,12 @@ def settings(model: Path, output: Path, **entries: object) -> Config:
 
 
 def test_an_entry_replaces_the_models_own(model: Path, tmp_path: Path) -> None:
-    found = with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory
-    assert AutoConfig.from_pretrained(found).max_position_embeddings == 4096
+    directory = with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory
+    assert AutoConfig.from_pretrained(directory).max_position_embeddings == 4096
     assert AutoConfig.from_pretrained(model).max_position_embeddings != 4096
-    assert load_language_model(found).config.max_position_embeddings == 4096
-    assert with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory == found
-    assert with_overrides(settings(model, tmp_path, max_position_embeddings=8192)).model.directory != found
+    assert load_language_model(directory).config.max_position_embeddings == 4096
+    assert with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory == directory
+    assert with_overrides(settings(model, tmp_path, max_position_embeddings=8192)).model.directory != directory
 
 
 def test_without_entries_the_model_is_read_where_it_is(model: Path, tmp_path: Path) -> None:
