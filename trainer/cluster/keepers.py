@@ -28,7 +28,7 @@ class Keeper:
         self._files: dict[int, dict[str, bytearray]] = defaultdict(dict)
 
     def append(self, step: int, name: str, part: bytes, offset: int) -> None:
-        """Adds the part of a file that starts at `offset`; 0 starts the file anew."""
+        """Adds the part of a file that starts at `offset`; 0 replaces the file."""
         if offset == 0:
             self._files[step][name] = bytearray()
         self._files[step][name] += part

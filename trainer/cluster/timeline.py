@@ -78,7 +78,7 @@ class Timeline:
         self._begun = time.monotonic()
 
     def begin(self) -> None:
-        """Starts anew; calls that still run go on."""
+        """Starts a new interval; running calls continue in it."""
         with self._lock:
             self._begun = time.monotonic()
             running = [[call for call in together if call.ended is None] for together in self._together]

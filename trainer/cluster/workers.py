@@ -37,7 +37,7 @@ class WorkerHost:
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def probe(self) -> Probe:
-        """Where others can read what this process does. Called before all else, because a start may stall."""
+        """Where other processes read this one's stacks. Called first, because a start may hang."""
         return open_probe()
 
     def start(

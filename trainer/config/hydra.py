@@ -31,7 +31,7 @@ def read_value(argument: str, text: str) -> Any:
 
 
 def read_yaml(where: str, text: str, hint: str) -> Any:
-    """What a YAML text holds. Raises ConfigError if it is not YAML, or holds a value that contains itself."""
+    """The value of a YAML text. Raises ConfigError if it is not YAML, or if a value contains itself."""
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits

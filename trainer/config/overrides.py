@@ -277,7 +277,7 @@ def _shown(value: Any) -> str:
 
 
 def hint_for(key: str, model: type[BaseModel], others: OtherKeys = NO_OTHERS) -> str:
-    """What a key may mean that a command does not know."""
+    """A hint for an unknown key: the nearest settings."""
     key = key.lstrip("-+").replace("-", "_")
     keys = [setting.key for setting in settings(model)]
     section = _below(key, keys)

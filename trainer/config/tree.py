@@ -29,7 +29,7 @@ class RunConfig(Section):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about settings that work together in an unusual way."""
+        """Notes for the user on unusual combinations of settings."""
         return []
 
 
@@ -128,7 +128,7 @@ class Config(RunConfig):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about settings that work together in an unusual way."""
+        """Notes for the user on unusual combinations of settings."""
         notes = []
         if self.rollout.samples_per_prompt == 1 and self.algorithm.estimator.compares_groups:
             notes.append(

@@ -20,7 +20,7 @@ class Plan:
     shares: Sequence[Share]
 
     def lines(self) -> Iterator[str]:
-        """What a user reads: choices, the table, and what may be tight."""
+        """The plan as text: choices, the table of memory, and a warning where memory may be short."""
         for choice in self.choices:
             yield f"chosen: {choice}"
         silent = [share.slot.node.address for share in self.shares if share.slot.node.device_gib is None]

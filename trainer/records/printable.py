@@ -1,4 +1,4 @@
-"""Text of others, such as a model's responses, for a terminal: shown, and never obeyed."""
+"""Escapes control characters in untrusted text, such as a model's responses, for a terminal."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A run at a glance, from the files in its directory: state, phases of the last step, metrics as they move, GPUs."""
+"""Shows a run live, from the files in its directory: state, phases of the last step, metrics, GPUs."""
 
 import statistics
 import time
@@ -89,7 +89,7 @@ def watch(run_dir: Path, console: Console) -> None:
 
 
 def screen(run_dir: Path) -> RenderableType:
-    """Everything that the run's files tell now. Raises DataError if the directory holds no run, or a damaged file."""
+    """The current state of the run as a table. Raises DataError if the directory holds no run, or a damaged file."""
     metrics = run_dir / METRICS
     if not (run_dir / CONFIG).is_file():
         raise DataError(f"{run_dir}: no run there", hint="name the directory of a run, such as runs/ID")

@@ -1,4 +1,4 @@
-"""Why calls to workers do not end: which rank stands where, and which ranks wait for it."""
+"""Explains hung calls: what each rank is doing and who waits for it."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _NEEDED = "others wait for it"
 
 @dataclass(frozen=True)
 class Asked:
-    """A worker that was asked to do something: its name, its node's id and address, the method, and its probe."""
+    """A call to a worker: its name, its node's id and address, the method, and its probe."""
 
     worker: str
     node_id: str
@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`culprits` are the workers that others wait for; `lines` say it all, the culprits first."""
+    """`culprits` are the workers that others wait for; `lines` explain the hang, the culprits first."""
 
     culprits: tuple[Asked, ...]
     lines: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the driver knows of this node's GPUs that can explain a stall: errors, lowered clocks, links that are down."""
+"""Driver reports on this node's GPUs that can explain a hang: errors, lowered clocks, links that are down."""
 
 import os
 from collections.abc import Iterator

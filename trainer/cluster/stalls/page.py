@@ -1,4 +1,4 @@
-"""`stall.html`: everything known about the latest stall of a run."""
+"""`stall.html`: a page about the latest hang of a run."""
 
 import logging
 from datetime import UTC, datetime

@@ -51,7 +51,7 @@ class Readers:
             self._of_node[node] = _reader(node)
 
     def read(self, asked: Sequence[Asked], run_dir: Path | None = None, ended: Sequence[Asked] = ()) -> Reading:
-        """Where workers stand, and the state of their nodes and of those whose calls have `ended`.
+        """What workers are doing, and the state of their nodes and of those whose calls have `ended`.
 
         Nodes are asked side by side; of one that does not answer, it is said whether it accepts connections.
         """

@@ -1,4 +1,4 @@
-"""Notices that a run makes no progress: a call to workers, or the controller itself, takes far longer than before."""
+"""Detects hangs: a call to workers, or the controller itself, takes far longer than before."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""How the ranks of a trained role share its weights, and where weights are kept while the role is idle."""
+"""Sharding and offload of a trained role's weights."""
 
 from typing import Literal, Self
 

@@ -1,4 +1,4 @@
-"""One writer per run directory, also after a crash and on a file system that several nodes share."""
+"""A single writer per run directory, also after a crash and on a shared file system."""
 
 import fcntl
 import json
