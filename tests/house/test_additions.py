@@ -184,7 +184,7 @@ def test_an_algorithm_with_a_setting_of_its_own_is_one_file(project: Project) ->
     assert theirs["algorithm"]["advantage"] == "centered"
     sizes = ("rollout.samples_per_prompt=1", "actor.mini_batch_size=64")
     alone = project.run("-m", "trainer", "config", "algorithm.advantage=centered", *sizes)
-    assert "algorithm.advantage=centered has nothing to compare a response with" in alone.stderr
+    assert "algorithm.advantage=centered compares the responses to a prompt" in alone.stderr
     assert project.touched() == {"trainer/algorithms/advantages/centered.py"}
 
 

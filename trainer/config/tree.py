@@ -132,8 +132,8 @@ class Config(RunConfig):
         notes = []
         if self.rollout.samples_per_prompt == 1 and self.algorithm.estimator.compares_groups:
             notes.append(
-                f"rollout.samples_per_prompt=1: algorithm.advantage={self.algorithm.advantage} has nothing to compare "
-                "a response with, so its advantage is the plain score"
+                f"rollout.samples_per_prompt=1: algorithm.advantage={self.algorithm.advantage} compares the responses "
+                "to a prompt, so with one the advantage is the raw score"
             )
         if self.algorithm.correction_normalize and self.algorithm.old_log_probs == "engine":
             notes.append(

@@ -85,8 +85,8 @@ def _check(changed: dict[str, Any], model: Path, settings: dict[str, Any]) -> No
             )
         if ("dropout" in name or name.endswith("_pdrop")) and value:
             raise ConfigError(
-                f"model.override_config: {name}={value}: nothing is dropped out here, because the ratio of new to old "
-                "log-probs would measure the noise",
+                f"model.override_config: {name}={value}: dropout stays off, because the ratio of new to old "
+                "log-probs would measure its noise",
                 hint="set it to 0, or leave it out",
             )
         if name not in known:

@@ -65,7 +65,7 @@ class DetachedStream(io.TextIOBase):
                 self._waiting.clear()
                 self._lost = 0
             if lost:
-                text = f"{lost} lines are lost here, because nobody read them in time\n{text}"
+                text = f"{lost} lines are missing here: the console was not read in time\n{text}"
             self._write(text.encode("utf-8", "backslashreplace"))
             with self._changed:
                 self._size = sum(map(len, self._waiting))

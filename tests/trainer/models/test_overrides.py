@@ -43,7 +43,7 @@ def test_without_entries_the_model_is_read_where_it_is(model: Path, tmp_path: Pa
     ("entry", "value", "message", "hint"),
     [
         ("max_position_embedings", 9, "no entry max_position_embedings", "did you mean max_position_embeddings"),
-        ("attention_dropout", 0.1, "nothing is dropped out here", "set it to 0"),
+        ("attention_dropout", 0.1, "dropout stays off", "set it to 0"),
         ("attn_implementation", "eager", "cannot be chosen", "leave it out"),
         ("torch_dtype", "float16", "not an entry to override", "set model.dtype"),
     ],

@@ -157,7 +157,7 @@ def test_a_reply_that_nobody_asked_for_fails_one_sample(pool: RewardPool) -> Non
     reply = json.dumps({"number": "0", **Reply(Scored(9.0)).to_json()})
     scores = pool.score(answers("right", f"write {reply}", "right"))
     assert [score.value for score in scores] == [3.0, -1.0, 3.0]
-    assert "wrote a reward that nobody asked for" in scores[1].failure
+    assert "wrote an unexpected reward" in scores[1].failure
 
 
 def test_a_child_that_the_function_forks_does_not_answer(pool: RewardPool) -> None:

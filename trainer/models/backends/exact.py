@@ -34,8 +34,8 @@ class Exact:
         assert isinstance(network, PolicyNetwork), "`check` refuses critics"
         if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability() != HOPPER:
             raise ConfigError(
-                "backend=exact needs NVIDIA GPUs of compute capability 9.0 (H100, H200): on others the operators of "
-                "engine and trainer were not found equal",
+                "backend=exact needs NVIDIA GPUs of compute capability 9.0 (H100, H200): on others, log-probs of "
+                "engine and trainer may differ",
                 hint="set actor.backend=fsdp",
             )
         try:

@@ -75,11 +75,11 @@ class RunOwner:
     def check(self) -> None:
         """Raises LostRunError if another process took the directory, RemovedRunError if it is gone."""
         if self._lost:
-            raise LostRunError(f"{self._run_dir}: {self._lost} writes there now", hint="let only one of them go on")
+            raise LostRunError(f"{self._run_dir}: {self._lost} writes there now", hint="stop one of the two")
         if self._removed:
             raise RemovedRunError(
                 f"{self._run_dir}: removed, moved or emptied while the run wrote there, so its records are incomplete",
-                hint="leave the directory of a run that goes on where it is",
+                hint="do not move, empty or remove the directory of a run before it has ended",
             )
 
     def _open(self) -> None:

@@ -87,7 +87,7 @@ class RewardProcess:
                     raise ConfigError(*reply.refusal)
                 self.ready = True
             elif not self._numbers or number != self._numbers[0]:
-                raise BrokenChannelError("wrote a reward that nobody asked for")
+                raise BrokenChannelError("wrote an unexpected reward")
             else:
                 self._numbers.popleft()
                 row, _ = self.pending.popleft()
