@@ -1,8 +1,8 @@
-"""The trainer's vLLM engine with and without its steady steps: seconds, and whether the tokens are the same.
+"""The trainer's vLLM engine with and without the decode fast path: seconds, and whether the tokens are the same.
 
     python3 -m benchmarks.gpu.accounting --shape 0.5B [--responses 64 256 512 768] [--response 512]
 
-One engine samples the same responses both ways in turn. Without steady steps vLLM accounts for every response in every
+One engine samples the same responses both ways in turn. Without the fast path vLLM schedules every response in every
 step. The better of `--repeats`.
 """
 
