@@ -1,4 +1,4 @@
-"""Methods called on workers: what mypy checks of a call, how results are awaited, and which failure is reported."""
+"""Typed calls to workers: starting them, awaiting results, and reporting the root cause of failures."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The memory of each node's devices, as the node itself tells it."""
+"""The memory of each node's devices, read on the node."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""When the workers of a run had a call to answer, how long they waited for the slowest one, and which one that was."""
+"""Records when workers were busy, and how long they waited for the slowest of their role."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ class Answering:
         return self.worker.partition(" rank ")[0]
 
     def within(self, start: float, end: float) -> Span:
-        """The part of it between two times."""
+        """The part of the call between two times."""
         return max(self.begun, start), min(end if self.ended is None else self.ended, end)
 
 
@@ -70,7 +70,7 @@ class Busy:
 
 
 class Timeline:
-    """Remembers the calls of a step. Several threads may wait for calls at the same time."""
+    """Records the calls of a step. Several threads may wait for calls at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Timeline:
             self._together.append(list(together))
 
     def since_begin(self) -> Busy:
-        """What happened since `begin`, up to now."""
+        """The calls since `begin`, up to now."""
         with self._lock:
             start, end = self._begun, time.monotonic()
             together = [list(ones) for ones in self._together]

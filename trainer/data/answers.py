@@ -45,7 +45,7 @@ _EXPLAINED = re.compile(r"\s\(|[.,;]\s+(?=[^\W\d])|\b(?:because|since)\b")
 
 
 def final_answer(text: str) -> str | None:
-    """The number after the last `####` that one follows, like `1234`, `-0.5`, `1/3` or `50%`; None without one.
+    """The number after the last `####`, like `1234`, `-0.5`, `1/3` or `50%`; None without one.
 
     Markup, a currency, a unit and words before the number are left out, and of `4 + 5 = 9` all but the result. A number
     that others continue, as in `9 or 10` and `9 + 3`, is none.
@@ -64,7 +64,7 @@ def final_lines(text: str) -> Iterator[str]:
 
 
 def only_number(line: str) -> str | None:
-    """The number that a line says, as `final_answer` returns it; None if it says none or several."""
+    """The only number of a line, as `final_answer` returns it; None without one, or with several."""
     told = _EXPLAINED.split(line)[0]
     line = _cleaned(told if re.search("[0-9\u00bc-\u00be\u2150-\u215e]", told) else line)
     sides = [side for side in re.split("[=\u2248]", line) if re.search("[0-9]", side)]

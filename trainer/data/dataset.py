@@ -47,7 +47,7 @@ _ROWS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question as the engines see it.
+    """A tokenised prompt with what scores its responses.
 
     `index` is its position in the dataset. `ground_truth` (text, a number, a list or a mapping) and `extra_info` go to
     the reward, `messages` to a reward model with its own chat template. `agent_name` says who answers the policy, in
@@ -140,7 +140,7 @@ class PromptDataset:
         return len(self._table)
 
     def count_sources(self) -> Mapping[tuple[Path, str], int]:
-        """How many prompts of each file have each data source."""
+        """The number of prompts by file and data source."""
         counts = self._table.group_by(["file", "data_source"], use_threads=False).aggregate([([], "count_all")])
         totals: Counter[tuple[Path, str]] = Counter()
         for row in counts.to_pylist():
@@ -198,7 +198,7 @@ def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset:
 def _tokenised(
     files: Sequence[Path], tables: Sequence[Rows], tokenizer: Any, settings: DataConfig, subset: Subset
 ) -> pa.Table:
-    """The table of the rows that were found in each file."""
+    """The tokenised table of the rows of each file."""
     chosen = subset.rows([len(rows) for rows in tables])
     return pa.concat_tables(
         [

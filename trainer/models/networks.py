@@ -125,7 +125,7 @@ def is_packed(model: nn.Module) -> bool:
 
 
 def why_not_packed(language_model: nn.Module) -> str | None:
-    """Why rows of a Transformers model cannot be packed; None if they can.
+    """The reason why rows of a Transformers model cannot be packed; None if they can.
 
     Only attention can be kept within a row. A recurrent state or a convolution carries a row into the next one.
     """

@@ -1,4 +1,4 @@
-"""What reward functions return, as scores; and the weighted sum with the scores of a reward model."""
+"""Scores from what reward functions return, and their weighted sum with those of a reward model."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ def as_scored(returned: Any, answer: Answer) -> Scored:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
+    """Whether the value is a number that a float can hold."""
     try:
         return isinstance(value, Real) and math.isfinite(value)
     except OverflowError:

@@ -188,7 +188,7 @@ class TrainingEngine:
         return {**metrics, "gradient_norm": norm if finite else 0.0, "skipped": float(not finite)}
 
     def _report(self, norm: float, batch: Batch, limit: MicroBatchLimit) -> None:
-        """Keeps what led to this norm, and raises WorkerError unless `skip_non_finite` is set."""
+        """Keeps the rows behind a non-finite norm, and raises WorkerError unless `skip_non_finite` is set."""
         assert self.settings is not None
         faults = ""
         if self.faults is not None:
@@ -260,7 +260,7 @@ class TrainingEngine:
             give_back_memory()
 
     def discard_pass(self) -> None:
-        """Drops what a pass without memory left on the only rank, so that it can be taken again."""
+        """Drops the state of a pass that ran out of memory on a single rank, so that it can be repeated."""
         discard_pass(self.network)
         if self.settings is not None:
             self.optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The parameter, the rows and the tokens behind a gradient that is not finite, kept for a look."""
+"""Records the parameter, rows and tokens behind a non-finite gradient."""
 
 import json
 from collections import Counter
@@ -36,7 +36,7 @@ class FaultFiles:
     """How many faults of each update were kept; the same on every rank."""
 
     def keep(self, update: int, network: nn.Module, batch: Batch, outputs: Tensor) -> str:
-        """What was found in a sentence that names the files. Every rank must call it with its rows of the mini-batch.
+        """The cause in a sentence that names the files. Every rank must call it with its rows of the mini-batch.
 
         `outputs` are the network's log-probs or values, [rows, response length]. Rank 0 writes two files, which every
         rank finds when this returns.

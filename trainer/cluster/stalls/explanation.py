@@ -85,7 +85,7 @@ def explain(
 
 
 def _together(workers: Iterable[Asked], sentence: Callable[[Asked], str]) -> Iterator[tuple[str, str]]:
-    """The workers of which the same can be said, and the sentence without its subject."""
+    """Workers grouped by the predicate that `sentence` gives for them."""
     of_sentence: dict[str, list[str]] = {}
     for call in workers:
         of_sentence.setdefault(sentence(call), []).append(call.worker)
@@ -103,7 +103,7 @@ def _beside_a_problem(waiting: Sequence[Asked], states: Mapping[str, HostState])
 
 
 def place(standing: Standing) -> str:
-    """Where a worker stands, as the rest of a sentence."""
+    """What a worker is doing, as the predicate of a sentence."""
     if standing.problem:
         return standing.problem
     frames = own_frames(standing)

@@ -1,4 +1,4 @@
-"""The state of a node while workers stall: load, memory, disk, network, limits of the container, GPUs."""
+"""The state of a node during a hang: load, memory, disk, network, container limits, GPUs."""
 
 import os
 import time

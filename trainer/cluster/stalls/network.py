@@ -1,5 +1,4 @@
-"""Which nodes cannot be reached, and by which: from connections whose data is not acknowledged or whose address is
-gone."""
+"""Finds unreachable nodes from TCP connections whose data is not acknowledged or whose address is gone."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping

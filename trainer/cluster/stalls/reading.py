@@ -1,4 +1,4 @@
-"""Reads where workers stand, on all their nodes side by side, with the state of each node."""
+"""Reads the stacks of workers and the state of their nodes, on all nodes in parallel."""
 
 import socket
 import time

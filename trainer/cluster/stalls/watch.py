@@ -27,7 +27,7 @@ SHARE_AT_FIRST = 0.5
 
 
 class Watch:
-    """Learns how long calls take, and explains those that stall."""
+    """Measures how long calls take, and explains those that hang."""
 
     def __init__(self, seconds: float = SECONDS, ends: bool = False, run_dir: Path | None = None) -> None:
         """`ends`: a stalled call ends as if its time limit were over. `run_dir` gets the page."""
@@ -42,12 +42,12 @@ class Watch:
         self._lock = threading.Lock()
 
     def seconds(self, kind: str, limit: float) -> float:
-        """After how many seconds a call of this kind, with a time limit, is taken for stalled."""
+        """Seconds after which a call of this kind counts as hung, given its timeout."""
         longest = self._longest.get(kind)
         return max(self._seconds, SHARE_AT_FIRST * limit if longest is None else TIMES * longest)
 
     def limit(self, kind: str, limit: float) -> float:
-        """After how many seconds such a call ends, answered or not."""
+        """Seconds after which such a call ends, answered or not."""
         return min(limit, self.seconds(kind, limit)) if self._ends else limit
 
     def learn(self, kind: str, seconds: float, asked: Sequence[Asked] = ()) -> None:
@@ -64,7 +64,7 @@ class Watch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While this process waits for calls, it is not the one that stalls."""
+        """Marks that this process waits for calls, so that it does not count as hung itself."""
         self._count(1)
         try:
             yield
@@ -93,7 +93,7 @@ class Watch:
 
     @property
     def hint(self) -> str:
-        """What to do about calls that end because they stalled; empty if only their time limit ends them."""
+        """The hint for calls that end because they hang; empty if only their timeout ends them."""
         if not self._ends:
             return ""
         return "trainer.on_stall=continue waits for trainer.worker_timeout; trainer.stall_seconds notices it later"

@@ -127,7 +127,7 @@ class Batch:
         return SharedPrompts(list(groups.values()), self.lengths.tolist(), prompt_lengths)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that there are, by name."""
+        """The present tensors, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: tensor for name, tensor in values.items() if tensor is not None}
 

@@ -20,7 +20,7 @@ class MicroBatchLimit:
 
     @property
     def value(self) -> int:
-        """Its value."""
+        """The limit's value."""
         return self.rows if self.tokens is None else self.tokens
 
     def with_value(self, value: int) -> "MicroBatchLimit":

@@ -56,7 +56,7 @@ def read_entries(settings: DataConfig) -> list[ToolEntry]:
 
 
 def schema_of(entry: ToolEntry) -> Any:
-    """What the chat template gets. Raises ConfigError if neither the entry nor its class says it."""
+    """The schema for the chat template. Raises ConfigError if neither the entry nor its class has one."""
     if entry.schema is not None:
         return entry.schema
     assert entry.class_name is not None
@@ -64,7 +64,7 @@ def schema_of(entry: ToolEntry) -> Any:
 
 
 def schema_of_tool(tool: Any) -> dict[str, Any]:
-    """The schema of a tool that was made, without the fields that nobody set."""
+    """The schema of a tool instance, without unset fields."""
     return dict(tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True))
 
 
@@ -90,7 +90,7 @@ def load_class(where: str, name: str) -> Callable[..., Any]:
 
 
 def read_yaml(where: str, path: Path) -> Any:
-    """What a YAML or JSON file holds. Raises DataError, which begins with `where`."""
+    """The value of a YAML or JSON file. Raises DataError, which begins with `where`."""
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

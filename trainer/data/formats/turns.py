@@ -177,7 +177,7 @@ class _Conversation:
         )
 
     def _common(self, text: str, other: str) -> str:
-        """What both texts begin with, without a part of a special token."""
+        """The common prefix of both texts, cut before a part of a special token."""
         end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
         cut = [
             atom.start()

@@ -1,4 +1,4 @@
-"""What the pool and its reward processes send to each other: lines of JSON over a private socket."""
+"""The channel between pool and reward process: lines of JSON over a private socket."""
 
 import base64
 import datetime
@@ -26,7 +26,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 
 
 class BrokenChannelError(Exception):
-    """What the other end did instead of writing a line of JSON: "died", "does not read", "wrote ..."."""
+    """The other end failed to write a line of JSON: "died", "does not read", "wrote ..."."""
 
 
 class Channel:
@@ -45,7 +45,7 @@ class Channel:
         self._end.close()
 
     def send(self, value: object) -> None:
-        """Raises BrokenChannelError if nobody reads it, DataError if it holds a value that cannot be sent."""
+        """Raises BrokenChannelError if the other end is gone, DataError for a value that JSON cannot hold."""
         line = json.dumps(value, default=_tagged).encode() + b"\n"
         try:
             self._end.sendall(line)

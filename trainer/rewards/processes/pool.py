@@ -95,7 +95,7 @@ class RewardPool:
         return [process for process in busy if process.channel in ready or process.deadline <= now]
 
     def _take(self, process: RewardProcess, waiting: deque[tuple[int, Answer]], scored: dict[int, Scored]) -> None:
-        """Adds what a process found to `scored`. If it is lost, its other answers wait again."""
+        """Adds a process's rewards to `scored`. If the process is lost, its other answers are queued again."""
         try:
             for row, reply in process.replies():
                 scored[row] = self._result(reply)

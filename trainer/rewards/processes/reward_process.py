@@ -1,4 +1,4 @@
-"""A reward process as the pool sees it."""
+"""The pool's handle of a reward process."""
 
 import os
 import secrets

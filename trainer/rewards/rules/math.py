@@ -53,7 +53,7 @@ def _hundredths(text: str) -> str:
 
 
 def _differ(pattern: re.Pattern[str], answer: str, truth: str) -> bool:
-    """Whether both texts have something of a kind, and it differs."""
+    """Whether both texts have matches of a pattern that differ."""
     matched = [{"".join(match) for match in pattern.findall(text)} for text in (answer, truth)]
     return all(matched) and matched[0] != matched[1]
 

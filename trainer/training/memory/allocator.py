@@ -1,4 +1,4 @@
-"""How torch allocates GPU memory and frees it.
+"""Configures torch's GPU allocator and releases its cache.
 
 On NVIDIA GPUs the trainer uses expandable segments, which grow and shrink page by page. Fixed segments cannot free the
 gaps between live tensors; with activations of changing sizes, the gaps can be a third of the memory.

@@ -34,7 +34,7 @@ _STARTED = "optimizer_started"
 
 
 class TrainedNetwork(Protocol):
-    """What a checkpoint saves and restores; `TrainingEngine` is one."""
+    """The interface that a checkpoint saves and restores; `TrainingEngine` implements it."""
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
