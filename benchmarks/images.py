@@ -25,9 +25,11 @@ from packaging.requirements import Requirement
 from uv import find_uv_bin
 
 from benchmarks.results import write_section
+from buildkit.host.files import link
 from buildkit.host.settings import read_host
-from buildkit.images.build import build_image, cache_folder, link, write_secrets
+from buildkit.images.build import build_image, cache_folder
 from buildkit.images.plan import make_plan
+from buildkit.images.secrets import write_secrets
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant, load_matrix
 from buildkit.running.engine import BuildRequest, Docker
