@@ -20,6 +20,7 @@ from benchmarks.conversations.agents import LONGEST, PROGRAM, TOOLS, TURNS, alwa
 from benchmarks.conversations.engine import SEEDS, open_engine
 from benchmarks.conversations.figures import Watch, busy, outcome, prefilled, resident_mib, retokenised
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.gpu.lengths import geometric
 from trainer.config.tree import Config
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.formats import hermes
@@ -120,9 +121,8 @@ def main() -> None:
     parser.add_argument("--kv-cache-gib", type=float, default=0.5)
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
     options = parser.parse_args()
-    vocabulary = SHAPES[options.shape].vocabulary
     name = f"conversations-{options.shape}-{options.turn}"
-    options.job = write_job(options.jobs / name, options.shape, 64, prompts=4, end_tokens=vocabulary // options.turn)
+    options.job = write_job(options.jobs / name, options.shape, 64, prompts=4, means=geometric(options.turn))
     hermes.ROW = hermes.CallFormat(name="hermes", parse=always_calls, opening="<tool_call>")
     Results(options.out, "conversations").add(**measure(options))
 

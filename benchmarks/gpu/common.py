@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.gpu.lengths import end_ids, give_classes
+from benchmarks.gpu.lengths import give_lengths
 from trainer.planning.model_size import ModelSize
 
 Result = TypeVar("Result")
@@ -93,11 +93,11 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype) -> Any:
         return Qwen2ForCausalLM(qwen2_config(shape)).to(dtype)
 
 
-def save_model(shape: Shape, directory: Path, with_classes: bool = False) -> None:
-    """Call it in a separate process, because its GPU memory would be measured too."""
+def save_model(shape: Shape, directory: Path, means: Sequence[float] = ()) -> None:
+    """Call it in a separate process, because its GPU memory would be measured too. See `lengths` for `means`."""
     model = random_model(shape, "cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
-    if with_classes:
-        give_classes(model, END_TOKEN + 1)
+    if means:
+        give_lengths(model, means, END_TOKEN)
     model.save_pretrained(directory)
 
 
@@ -106,20 +106,18 @@ def write_job(
     name: str,
     prompt_tokens: int,
     prompts: int = 2048,
-    end_tokens: int = 0,
-    log_normal: Sequence[float] = (),
+    means: Sequence[float] = (),
 ) -> Path:
     """Writes model, tokenizer, prompts and a reward function for both trainers, whole or not at all: jobs that run side
     by side may share a directory. Returns `directory`.
 
-    `end_tokens` ids, spread over the vocabulary, end a response. With `log_normal`, median and sigma, its length is of
-    that distribution instead.
+    With `means` (see `benchmarks.gpu.lengths`) responses end by themselves.
     """
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
             written = Path(temporary) / directory.name
-            _write_job(written, name, prompt_tokens, prompts, end_tokens, log_normal)
+            _write_job(written, name, prompt_tokens, prompts, means)
             try:
                 written.rename(directory)
             except OSError as error:
@@ -129,9 +127,7 @@ def write_job(
     return directory
 
 
-def _write_job(
-    directory: Path, name: str, prompt_tokens: int, prompts: int, end_tokens: int, log_normal: Sequence[float]
-) -> None:
+def _write_job(directory: Path, name: str, prompt_tokens: int, prompts: int, means: Sequence[float]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
     from tokenizers.pre_tokenizers import ByteLevel
@@ -147,18 +143,8 @@ def _write_job(
         vocab=vocabulary, merges=[], unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    alone(save_model, shape, directory / "model", bool(log_normal))
+    alone(save_model, shape, directory / "model", means)
     tokenizer.save_pretrained(directory / "model")
-    if end_tokens or log_normal:
-        ids: Sequence[int] = range(END_TOKEN + 1, shape.vocabulary)
-        ids = (
-            end_ids(*log_normal, ids[0], shape.vocabulary)
-            if log_normal
-            else ids[:: len(ids) // end_tokens][:end_tokens]
-        )
-        generation = directory / "model" / "generation_config.json"
-        known = json.loads(generation.read_text()) if generation.exists() else {}
-        generation.write_text(json.dumps({**known, "eos_token_id": [END_TOKEN, *ids]}))
     empty = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=True, tokenize=False)
     wrapper = len(tokenizer(empty, add_special_tokens=False)["input_ids"])
     generator = random.Random(0)

@@ -4,7 +4,8 @@
 
 All engines start at once and then generate in turn. `offline` is vLLM's `LLM` with its own defaults, as a rollout
 needs it (random sampling, prefix caching); the others are the trainer's adapter, in several engines that share the GPU.
-Both run with and without log-probs. Profiles of the single engine: py-spy stacks, kernels of 64 steps.
+Both run with and without log-probs. With `--mean` responses end by themselves (`benchmarks.gpu.lengths`). Profiles of
+the single engine: py-spy stacks, kernels of 64 steps.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.common import END_TOKEN, SHAPES, Results, arguments, write_job
+from benchmarks.gpu.lengths import geometric
 
 
 def serve(connection: Connection, kind: str, options: argparse.Namespace) -> None:
@@ -53,7 +55,7 @@ def offline_engine(options: argparse.Namespace) -> Any:
     settings: dict[str, Any] = {"enforce_eager": True} if options.cpu else {"gpu_memory_utilization": 0.2}
     engine = LLM(
         str(options.job / "model"),
-        load_format="dummy",
+        load_format="auto" if options.mean else "dummy",
         skip_tokenizer_init=True,
         dtype="float32" if options.cpu else "bfloat16",
         max_model_len=options.prompt + options.response,
@@ -68,7 +70,12 @@ def offline_engine(options: argparse.Namespace) -> Any:
 
     def generate(prompts: list[list[int]], length: int, log_probs: bool) -> int:
         sampling = SamplingParams(
-            max_tokens=length, temperature=1.0, ignore_eos=True, detokenize=False, logprobs=0 if log_probs else None
+            max_tokens=length,
+            temperature=1.0,
+            ignore_eos=True,
+            stop_token_ids=[END_TOKEN] if options.mean else None,
+            detokenize=False,
+            logprobs=0 if log_probs else None,
         )
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
@@ -76,8 +83,8 @@ def offline_engine(options: argparse.Namespace) -> Any:
     return generate
 
 
-def open_trainers_engine(options: argparse.Namespace, ends: Sequence[int] = (END_TOKEN,), **rollout: object) -> Any:
-    """An engine of the trainer, with further settings of `rollout`; `ends` end a response if it may end early."""
+def open_trainers_engine(options: argparse.Namespace, **rollout: object) -> Any:
+    """An engine of the trainer, with further settings of `rollout`."""
     from trainer.config.tree import Config
     from trainer.rollout.backends.vllm import VllmEngine
 
@@ -89,13 +96,22 @@ def open_trainers_engine(options: argparse.Namespace, ends: Sequence[int] = (END
                 "max_num_seqs": 1024,
                 "kv_cache_gib": options.kv_cache_gib,
                 "engines_per_gpu": options.engines,
-                "ignore_end_tokens": True,
+                "ignore_end_tokens": not options.mean,
                 "sleep": False,
                 **rollout,
             },
         }
     )
-    return VllmEngine(config, "cpu" if options.cpu else "cuda", list(ends))
+    engine = VllmEngine(config, "cpu" if options.cpu else "cuda", [END_TOKEN])
+    if options.mean:  # until the actor sends weights, an engine has random ones
+        import torch
+        from safetensors.torch import load_file
+
+        from trainer.weights.buckets import pack, store
+
+        weights = load_file(options.job / "model" / "model.safetensors")
+        engine.replace_weights(map(store, pack(weights.items(), torch.float32 if options.cpu else torch.bfloat16)))
+    return engine
 
 
 def sample(engine: Any, prompts: Sequence[Sequence[int]], length: int, log_probs: bool) -> list[Any]:
@@ -198,6 +214,8 @@ def measure(engines: list[Connection], options: argparse.Namespace, results: Res
             samples=options.samples,
             prompt=options.prompt,
             response=options.response,
+            mean=options.mean,
+            tokens=tokens,
             seconds=round(min(times), 3),
             all_seconds=[round(value, 3) for value in times],
             tokens_per_second=round(tokens / min(times)),
@@ -213,6 +231,7 @@ def engine_arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("--mean", type=float, default=0, help="tokens of a response, if no limit ended it")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--kv-cache-gib", type=float, default=12.0, help="per engine")
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
@@ -229,7 +248,8 @@ def main() -> None:
     parser.set_defaults(tensor_parallel=1)
     options = parser.parse_args()
     results = Results(options.out, "rollout")
-    options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
+    name, means = f"{options.shape}-{options.prompt}-{options.mean}", geometric(options.mean) if options.mean else []
+    options.job = write_job(options.jobs / name, options.shape, options.prompt, means=means)
     started = time.perf_counter()
     with running(["offline", *["trainer"] * options.engines], options) as engines:
         results.add(shape=options.shape, engines=len(engines), start_up_seconds=round(time.perf_counter() - started, 1))

@@ -2,7 +2,6 @@
 
     python3 -m benchmarks.gpu.session OUT [--only NAME…] [--within SECONDS] [--list]
     python3 -m benchmarks.gpu.table OUT                                # puts them into benchmarks/measured/tables.md
-    python3 -m benchmarks.gpu.claims.page OUT                          # and benchmarks/measured/claims.md
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
 clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Jobs
@@ -84,7 +83,7 @@ def grpo(
     batch: int,
     prompt: int,
     response: int,
-    end_tokens: int,
+    mean: int,
     side: str,
     settings: str = "",
     tokens: int = 16384,
@@ -94,7 +93,7 @@ def grpo(
     name = f"grpo-{shape}-{response}"
     command = (
         f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape {shape} --prompt {prompt} "
-        f"--response {response} --batch {batch} --end-tokens {end_tokens} --side {side} --tokens {tokens} "
+        f"--response {response} --batch {batch} --side {side} --tokens {tokens} {f'--mean {mean} ' if mean else ''}"
         f"--steps {4 if side == 'ours' else 3} "
         f"--out $ROWS --logs $LOGS --timeout 560 {settings}"
     )
@@ -116,7 +115,7 @@ def long_tail(
     gpus: int = 1,
     limit: int = 300,
     side: str = "ours",
-    lengths: str = "--response 8192 --end-tokens 60",
+    lengths: str = "--response 8192 --mean 2500",
 ) -> Job:
     """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
     command = (
@@ -180,16 +179,17 @@ PLAN = (
         job
         for side in ("ours", "verl")
         for job in (
-            grpo("0.5B", 64, 128, 2048, 300, side, "rollout.compare_freq=0", tokens=32768),
-            grpo("1.5B", 64, 512, 2048, 300, side, "rollout.compare_freq=0"),
+            grpo("0.5B", 64, 128, 2048, 500, side, "rollout.compare_freq=0", tokens=32768),
+            grpo("1.5B", 64, 512, 2048, 500, side, "rollout.compare_freq=0"),
             grpo("1.5B", 16, 256, 4096, 0, side, "rollout.compare_freq=0"),
         )
     ),
-    grpo("0.5B", 64, 128, 2048, 300, "ours", f"{TWO_ENGINES} {CACHE.format(7)}", tokens=32768, suffix="-two-engines"),
-    grpo("1.5B", 64, 512, 2048, 300, "ours", "rollout.compare_freq=0 actor.backend=exact", suffix="-exact"),
-    grpo("1.5B", 64, 512, 2048, 300, "ours", tokens=0, suffix="-defaults"),
+    grpo("0.5B", 64, 128, 2048, 500, "ours", f"{TWO_ENGINES} {CACHE.format(7)}", tokens=32768, suffix="-two-engines"),
+    grpo("1.5B", 64, 512, 2048, 500, "ours", "rollout.compare_freq=0 actor.backend=exact", suffix="-exact"),
+    grpo("1.5B", 64, 512, 2048, 500, "ours", tokens=0, suffix="-defaults"),
     # Jobs for which no setting was tuned: many short responses, and adapters.
-    grpo("1.5B", 256, 200, 128, 1367, "ours", tokens=0, suffix="-short"),
+    grpo("1.5B", 256, 200, 128, 110, "ours", tokens=0, suffix="-short"),
+    grpo("1.5B", 256, 200, 128, 110, "verl", suffix="-short"),
     *(
         grpo("7B", 16, 256, 1024, 0, "ours", f"{ADAPTERS} rollout.lora={lora}", tokens=0, suffix=f"-{lora}")
         for lora in ("adapters", "merged")
@@ -201,30 +201,18 @@ PLAN = (
     ),
     Job(
         "rollout-short",
-        f"{BENCH}rollout --shape 1.5B --prompts 256 --samples 8 --prompt 200 --response 76 --engines 1 --repeats 2 "
+        f"{BENCH}rollout --shape 1.5B --prompts 256 --samples 8 --prompt 200 --response 128 --mean 110 --engines 1 "
         "--kv-cache-gib 12 --out $ROWS",
     ),
-    grpo("0.5B", 64, 128, 2048, 300, "trl", "--rival-keeps"),
-    grpo("1.5B", 64, 512, 2048, 300, "trl"),
-    # TRL's memory guide keeps activations where there is room: that needs an H200.
-    grpo("1.5B", 64, 512, 2048, 300, "trl", "--rival-keeps", suffix="-keeps"),
     Job(
-        "claims",
-        f"{BENCH}claims --only generation resharding forward loading critic --out $ROWS --logs $LOGS",
-        limit=420,
-        ray=True,
+        "rollout-classification",
+        f"{BENCH}rollout --shape 1.5B --prompts 512 --samples 4 --prompt 1000 --response 32 --mean 20 --engines 1 "
+        "--kv-cache-gib 24 --out $ROWS",
     ),
-    Job("claims-tuning", f"{BENCH}claims --only tuning --out $ROWS --logs $LOGS", limit=500, ray=True),
-    *(
-        Job(
-            f"claims-two-gpus-{shape}",
-            f"{BENCH}claims --only two_gpus --shape {shape} --out $ROWS --logs $LOGS",
-            limit=700,
-            gpus=2,
-            ray=True,
-        )
-        for shape in ("0.5B", "1.5B")
-    ),
+    grpo("0.5B", 64, 128, 2048, 500, "trl", "--rival-keeps"),
+    grpo("1.5B", 64, 512, 2048, 500, "trl"),
+    # TRL's memory guide keeps activations where there is room: that needs an H200.
+    grpo("1.5B", 64, 512, 2048, 500, "trl", "--rival-keeps", suffix="-keeps"),
     Job(
         "rollout-1.5B-4096",
         f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "
@@ -258,37 +246,21 @@ PLAN = (
     ),
     replayed("fixed-order", "0.5B", ""),
     replayed("fixed-order-exact", "1.5B", "actor.backend=exact"),
-    Job(
-        "decoding-7B",
-        f"{BENCH}decoding --shape 7B --response 512 --timeout 150 --only 'as the trainer' 'FP8 weights' --out $ROWS",
-        limit=310,
-    ),
     Job("drafts", f"{BENCH}drafts --shape 1.5B --out $ROWS", limit=400),
-    Job(
-        "decoding-long",
-        f"{BENCH}decoding --shape 1.5B --prompt 4096 --response 512 --timeout 150 --only 'as the trainer' 'FP8 cache' "
-        "--out $ROWS",
-        limit=310,
-    ),
     Job("conversations-tools", conversations("tools"), limit=500),
     Job("conversations-programs", conversations("programs --bad 0.1"), limit=500),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
-    Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(
         "train-1.5B", f"{BENCH}train_step --shape 1.5B --tokens 8192 24576 --budgets 0.9 1 --out $ROWS --profile $LOGS"
     ),
     Job(
         "train-0.5B", f"{BENCH}train_step --shape 0.5B --tokens 8192 32768 --budgets 0.9 1 --out $ROWS --profile $LOGS"
     ),
-    Job("check", f"{BENCH}check --out $ROWS"),
-    Job("exactness", f"{BENCH}exactness --shape 1.5B --out $ROWS", limit=120),
     Job("tests", f"{sys.executable} -m pytest tests/gpu -q", limit=600),
     Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
     Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
     *(Job(f"accounting-{shape}", f"{BENCH}accounting --shape {shape} --out $ROWS") for shape in ("0.5B", "1.5B")),
-    Job("entries", f"{BENCH}entries --shape 0.5B --out $ROWS"),
     Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {CACHE.format(8)}", limit=590),
-    Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
     Job("tensor-parallel-7B", f"{BENCH}tensor_parallel --shape 7B --out $ROWS", limit=420, gpus=2, ray=True),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),

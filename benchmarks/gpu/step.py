@@ -1,12 +1,11 @@
 """Steps of PPO (critic and reference) or GRPO (reference): the same job on this trainer, verl and TRL, one by one.
 
     python -m benchmarks.gpu.step --shape 0.5B --response 512 [--side ours|verl|both|verl-asynchronous|trl] [KEY=VALUE…]
-    python -m benchmarks.gpu.step --shape 1.5B --algorithm grpo --batch 64 --samples 8 --response 2048 --end-tokens 300
+    python -m benchmarks.gpu.step --shape 1.5B --algorithm grpo --batch 64 --samples 8 --response 2048 --mean 500
 
-KEY=VALUE are settings of this trainer; those of verl and TRL are in benchmarks/gpu/rivals. With `--end-tokens` so many
-ids of the vocabulary end a response, so that the lengths of a random model fall geometrically, and with `--log-normal`
-they are of that distribution; without either, every response reaches the limit. Times are medians over the steps after
-the first, memory is the most in any of them.
+KEY=VALUE are settings of this trainer; those of verl and TRL are in benchmarks/gpu/rivals. With `--mean` lengths of
+responses are geometric, with `--log-normal` of that distribution (`benchmarks.gpu.lengths`); without either, every
+response reaches the limit. Times are medians over the steps after the first, memory is the most in any of them.
 """
 
 import argparse
@@ -22,13 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
-from benchmarks.gpu.lengths import LEAST_SIGMA
+from benchmarks.gpu.lengths import LEAST_SIGMA, geometric, log_normal
 from benchmarks.gpu.memory import MemorySampler
 from benchmarks.gpu.rivals import trl, verl
 from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = ("name", "shape", "algorithm", "gpus", "batch", "samples", "prompt", "response", "end_tokens", "log_normal")
+JOB = ("name", "shape", "algorithm", "gpus", "batch", "samples", "prompt", "response", "mean", "log_normal")
 GRPO = {
     "algorithm.advantage": "grpo",
     "algorithm.kl_coefficient": 0,
@@ -203,7 +202,7 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=["ppo", "grpo"], default="ppo")
     parser.add_argument("--samples", type=int, default=1, help="responses to each prompt")
     varying = parser.add_mutually_exclusive_group()
-    varying.add_argument("--end-tokens", type=int, default=0, help="ids that end a response; 0: none does")
+    varying.add_argument("--mean", type=float, default=0, help="tokens of a response, if no limit ended it")
     varying.add_argument(
         "--log-normal",
         type=float,
@@ -240,10 +239,10 @@ def main() -> None:
         parser.error(f"--log-normal: SIGMA is at least {LEAST_SIGMA:.2f}, that of geometric lengths")
     options.logs.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, "step")
-    lengths = {"end_tokens": options.end_tokens, "log_normal": options.log_normal}
-    place = options.jobs / "-".join(map(str, (options.shape, options.prompt, options.end_tokens, *options.log_normal)))
-    job = write_job(place, options.shape, options.prompt, **lengths)
-    options.varies = any(lengths.values())
+    means = log_normal(*options.log_normal) if options.log_normal else geometric(options.mean) if options.mean else []
+    name = "-".join(map(str, (options.shape, options.prompt, *(options.log_normal or [options.mean]))))
+    job = write_job(options.jobs / name, options.shape, options.prompt, means=means)
+    options.varies = bool(means)
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
     sides = ("ours", "verl") if options.side == "both" else (options.side,)
     for side in sides:

@@ -1,1 +1,0 @@
-"""Whether packages that are trimmed like an image's still work."""
