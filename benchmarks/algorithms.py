@@ -1,4 +1,4 @@
-"""Learning curves of gae, grpo, rloo in all three modes and DPO on the arithmetic task, into docs/results.md.
+"""Learning curves of gae, grpo, rloo in all modes and DPO on the arithmetic task, into measured/learning.md.
 
     python -m benchmarks.algorithms [--seeds 3] [--steps 24] [--output runs/algorithms] [--only rloo rloo_asynchronous]
 
@@ -25,7 +25,7 @@ from benchmarks.results import read_rows, write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "Algorithms on the arithmetic task"
-FIGURE = ROOT / "docs" / "learning_curves.svg"
+FIGURE = ROOT / "benchmarks" / "measured" / "learning_curves.svg"
 
 # What the algorithms have in common, and what each adds.
 POLICY = (
@@ -137,12 +137,12 @@ def exact_match(model: Path, held_out: Path) -> float:
 
 def draw(curves: list[Curve]) -> None:
     """Plots a panel per algorithm with a line per seed."""
-    names = list(dict.fromkeys(one.algorithm for one in curves))
+    names = list(dict.fromkeys(result.algorithm for result in curves))
     figure = Figure(figsize=(15, 2.8), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
-        for one in curves:
-            if one.algorithm == name:
-                axes.plot(one.steps, one.values, marker=".", label=f"seed {one.seed}")
+        for result in curves:
+            if result.algorithm == name:
+                axes.plot(result.steps, result.values, marker=".", label=f"seed {result.seed}")
         axes.set(title=name, xlabel="step", ylim=(-0.02, 1.02))
         axes.set_ylabel("pairs in the right order" if name == "dpo" else "exact match, held-out")
         axes.grid(alpha=0.2)
@@ -161,12 +161,15 @@ def section(curves: list[Curve], command: str) -> str:
         "| algorithm | steps | before, by seed | after, by seed | mean after | seconds a run |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name in dict.fromkeys(one.algorithm for one in curves):
-        own = [one for one in curves if one.algorithm == name]
-        before = " ".join(f"{one.before:.3f}" for one in own)
-        after = " ".join(f"{one.after:.3f}" for one in own)
-        mean, seconds = statistics.fmean(one.after for one in own), statistics.fmean(one.seconds for one in own)
-        lines.append(f"| {name} | {own[0].steps[-1]} | {before} | {after} | {mean:.3f} | {seconds:.0f} |")
+    for name in dict.fromkeys(result.algorithm for result in curves):
+        runs = [result for result in curves if result.algorithm == name]
+        before = " ".join(f"{result.before:.3f}" for result in runs)
+        after = " ".join(f"{result.after:.3f}" for result in runs)
+        mean, seconds = (
+            statistics.fmean(result.after for result in runs),
+            statistics.fmean(result.seconds for result in runs),
+        )
+        lines.append(f"| {name} | {runs[0].steps[-1]} | {before} | {after} | {mean:.3f} | {seconds:.0f} |")
     return "\n".join(lines)
 
 

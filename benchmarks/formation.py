@@ -1,4 +1,4 @@
-"""How long a cluster of two nodes takes to form: `launch` beside `ray start` by hand, for docs/benchmarks.md.
+"""How long a cluster of two nodes takes to form: `launch` beside `ray start` by hand, for measured/tables.md.
 
     python -m benchmarks.formation [REPEATS]
 

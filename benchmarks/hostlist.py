@@ -36,8 +36,8 @@ def main() -> None:
             lambda: subprocess.run(explain, cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=True)
         ),
     }
-    for what, milliseconds in rows.items():
-        print(f"| {what} | {milliseconds:.1f} |")  # noqa: T201
+    for operation, milliseconds in rows.items():
+        print(f"| {operation} | {milliseconds:.1f} |")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our image beside a hand-written Dockerfile on the same base; writes docs/benchmarks.md.
+"""Our image beside a hand-written Dockerfile on the same base; writes benchmarks/measured/tables.md.
 
     ci/setup && ci/engine .venv/bin/python -m benchmarks.images [--target cuda] [--variant NAME]
 
@@ -25,9 +25,11 @@ from packaging.requirements import Requirement
 from uv import find_uv_bin
 
 from benchmarks.results import write_section
+from buildkit.host.files import link
 from buildkit.host.settings import read_host
-from buildkit.images.build import BuildOptions, build_image, cache_folder, link, write_secrets
+from buildkit.images.build import BuildOptions, build_image, cache_folder
 from buildkit.images.plan import make_plan
+from buildkit.images.secrets import write_secrets
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant, load_matrix
 from buildkit.running.engine import BuildRequest, Docker
@@ -35,7 +37,7 @@ from buildkit.supply.base import bootstrap
 from buildkit.supply.wheels import local_wheels
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "benchmarks" / "measured" / "tables.md"
 BY_HAND = "slipway-by-hand:latest"
 REGISTRY = "127.0.0.1:5599"
 DOCKERFILE = """FROM scratch
@@ -145,8 +147,8 @@ def edited(root: Path) -> Iterator[Path]:
 
 def layers(image: str) -> list[str]:
     done = subprocess.run(["docker", "image", "inspect", image], check=True, capture_output=True, text=True)
-    found: list[str] = json.loads(done.stdout)[0]["RootFS"]["Layers"]
-    return found
+    digests: list[str] = json.loads(done.stdout)[0]["RootFS"]["Layers"]
+    return digests
 
 
 def pushed_bytes(first: str, second: str) -> int:
@@ -208,8 +210,8 @@ def table(sides: Sides, command: str) -> str:
     return "\n".join(lines)
 
 
-def row(what: str, here: float, other: float, digits: int) -> str:
-    return f"| {what} | {here:.{digits}f} | {other:.{digits}f} | {here / other:.2f} |"
+def row(subject: str, here: float, other: float, digits: int) -> str:
+    return f"| {subject} | {here:.{digits}f} | {other:.{digits}f} | {here / other:.2f} |"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Runs the demo's job once per seed and writes the learning results to docs/results.md.
+"""Runs the demo's job once per seed and writes the learning results to benchmarks/measured/learning.md.
 
     ci/setup && ci/engine .venv/bin/python -m benchmarks.learning [--seeds 3]
 

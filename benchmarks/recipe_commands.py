@@ -80,10 +80,10 @@ def training_commands(
     ScriptEndedError if it ends there with an error.
     """
     recorded, end = _run(script, variables, directory, name)
-    found = [command for arguments in recorded for command in _training(arguments, variables, directory)]
-    if end is not None and not found:
+    trainings = [command for arguments in recorded for command in _training(arguments, variables, directory)]
+    if end is not None and not trainings:
         raise end
-    return found
+    return trainings
 
 
 def _run(
@@ -122,8 +122,8 @@ def _training(arguments: Sequence[str], variables: Mapping[str, str], directory:
     """The training command among these arguments, which may begin with a launcher, or nest one in quotes."""
     nested = [text for text in arguments[1:] if re.search(r"python[\d.]*\s", text) and "python" not in arguments[0]]
     for text in nested:
-        if found := training_commands(text, variables, directory):
-            return found
+        if commands_of_file := training_commands(text, variables, directory):
+            return commands_of_file
     for index, argument in enumerate(arguments):
         rest = list(arguments[index + 1 :])
         devices: tuple[str, ...] = ()
@@ -146,12 +146,12 @@ def _torchrun(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
     A number of devices that torchrun finds itself, like `gpu`, is left out, and so is a range of nodes.
     """
-    found: list[str] = []
+    devices: list[str] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
         name, separator, value = rest.pop(0).lstrip("-").replace("_", "-").partition("=")
         if not separator and name not in _TORCHRUN_SWITCHES and rest:
             value = rest.pop(0)
         if name in _TORCHRUN and value.isdecimal():
-            found.append(f"{_TORCHRUN[name]}={value}")
-    return tuple(found), rest
+            devices.append(f"{_TORCHRUN[name]}={value}")
+    return tuple(devices), rest

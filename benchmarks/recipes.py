@@ -1,6 +1,6 @@
 """How many of verl's published scripts this trainer accepts, and why it refuses the others. Needs no GPU and no model.
 
-python -m benchmarks.recipes CHECKOUT... > docs/recipes.md     checkouts or bare mirrors of verl and verl-recipe
+python -m benchmarks.recipes CHECKOUT... > benchmarks/measured/verl_scripts.md   checkouts or bare mirrors of verl
 python -m benchmarks.recipes --list plain CHECKOUT...          each refused script of a kind, with its reasons
 python -m benchmarks.recipes --defaults CONFIG.yaml... > trainer/compat/verl/defaults.json
 
@@ -64,18 +64,18 @@ def commands_of(checkout: Path) -> Iterator[tuple[Path, Command]]:
         text = path.read_text(encoding="utf-8", errors="replace")
         while True:
             try:
-                found = training_commands(text, variables, checkout, name)
+                trainings = training_commands(text, variables, checkout, name)
             except UnsetVariableError as stop:
                 if stop.name in variables:
                     break
                 variables[stop.name] = "1"
                 continue
             except ScriptEndedError:
-                found = []
-            if not found and "$#" in text and "1" not in variables:
+                trainings = []
+            if not trainings and "$#" in text and "1" not in variables:
                 variables |= {"1": "1", "2": "1"}  # it wants arguments
                 continue
-            yield from ((path, command) for command in found)
+            yield from ((path, command) for command in trainings)
             break
 
 
@@ -158,12 +158,12 @@ def _check_ranks(config: Config) -> None:
     devices = (config.trainer.nnodes or 1) * (config.trainer.n_gpus_per_node or 8)
     roles = ("actor", "critic", "reference")
     mapped = {role: getattr(config.device_mapping, role) for role in roles}
-    config.check_ranks({role: len(parse_devices(own)) if own else devices for role, own in mapped.items()})
+    config.check_ranks({role: len(parse_devices(listed)) if listed else devices for role, listed in mapped.items()})
 
 
 def checkouts(places: Sequence[str], directory: Path) -> list[Path]:
     """The places as checkouts. A bare mirror is unpacked below the directory."""
-    found = []
+    folders = []
     for number, place in enumerate(places):
         path = Path(place)
         if (path / "objects").is_dir():
@@ -171,8 +171,8 @@ def checkouts(places: Sequence[str], directory: Path) -> list[Path]:
             path.mkdir()
             archive = subprocess.run(["git", "-C", place, "archive", "HEAD"], capture_output=True, check=True)
             subprocess.run(["tar", "-x", "-C", path], input=archive.stdout, check=True)
-        found.append(path.resolve())
-    return found
+        folders.append(path.resolve())
+    return folders
 
 
 HEAD = """# verl's published scripts
@@ -191,12 +191,12 @@ def page(outcomes: Sequence[Outcome]) -> str:
     lines = [HEAD, "| commands | all | accepted | accepted with a note | refused | of these limits |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for kind in reversed(KINDS):
-        own = [outcome for outcome in outcomes if outcome.kind == kind]
-        verdicts = Counter(outcome.verdict for outcome in own)
+        of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
+        verdicts = Counter(outcome.verdict for outcome in of_kind)
         counts = [
-            len(own),
+            len(of_kind),
             *(verdicts[word] for word in ("accepted", "with a note", "refused")),
-            sum(map(_limited, own)),
+            sum(map(_limited, of_kind)),
         ]
         lines.append(f"| {kind} | " + " | ".join(map(str, counts)) + " |")
     values: dict[str, Counter[str]] = {}
@@ -232,8 +232,8 @@ def _limited(outcome: Outcome) -> bool:
 def _value(problem: ConfigError) -> str:
     text = str(problem)
     match = re.match(r"[^=:\s]+=(.*?)(?: is not supported here(.*)|: .*)?$", text, re.DOTALL)
-    found = " ".join((match[1] + (match[2] or "") if match else "unknown").split())
-    return "a path" if "/" in found else found[:80]
+    reason = " ".join((match[1] + (match[2] or "") if match else "unknown").split())
+    return "a path" if "/" in reason else reason[:80]
 
 
 def write_defaults(files: Sequence[str]) -> str:

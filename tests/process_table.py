@@ -23,10 +23,10 @@ def descendants(pid: int) -> list[int]:
     below: dict[int, list[int]] = {}
     for child, parent in parents().items():
         below.setdefault(parent, []).append(child)
-    found = list(below.get(pid, []))
-    for child in found:
-        found += below.get(child, [])
-    return found
+    children = list(below.get(pid, []))
+    for child in children:
+        children += below.get(child, [])
+    return children
 
 
 def stopped() -> set[int]:
@@ -36,12 +36,12 @@ def stopped() -> set[int]:
 
 def _states() -> dict[int, tuple[str, str]]:
     """State and parent of each process."""
-    found = {}
+    states = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            found[int(stat.parent.name)] = (state, parent)
-    return found
+            states[int(stat.parent.name)] = (state, parent)
+    return states
 
 
 def alive(pid: int) -> bool:
@@ -74,13 +74,13 @@ def named(*words: str) -> list[int]:
 
 def freeze(find: Callable[[], Iterable[int]]) -> list[int]:
     """Stops the processes that `find` returns until it finds no new one, so that none starts another before its end."""
-    found: set[int] = set()
-    while new := set(find()) - found:
+    frozen: set[int] = set()
+    while new := set(find()) - frozen:
         for pid in new:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        found |= new
-    return sorted(found)
+        frozen |= new
+    return sorted(frozen)
 
 
 def kill(pids: Iterable[int], patience: float = 60.0) -> None:

@@ -62,11 +62,11 @@ def preset_of(entry: str) -> str:
     for ending, preset in (_PRESETS | _SFT_FILES).items():
         if module.endswith(f".{ending}"):
             return preset
-    what, hint = _OTHERS.get(
+    behaviour, hint = _OTHERS.get(
         module.rpartition(".")[2],
         ("is no entry point that this trainer knows", f"known: {', '.join(_PRESETS)}; it may train something else"),
     )
-    raise ConfigError(f"{module.removeprefix('.')}: {what}", hint=hint)
+    raise ConfigError(f"{module.removeprefix('.')}: {behaviour}", hint=hint)
 
 
 def command_of(entry: str) -> str:

@@ -72,7 +72,7 @@ def find_rows(package: str, kind: type[AnyRow]) -> dict[str, AnyRow]:
     Raises TypeError if a module has no `ROW` of this kind, ValueError if two have the same name.
     """
     rows: dict[str, AnyRow] = {}
-    for module in sorted(pkgutil.iter_modules(importlib.import_module(package).__path__), key=lambda found: found.name):
+    for module in sorted(pkgutil.iter_modules(importlib.import_module(package).__path__), key=lambda info: info.name):
         row = getattr(importlib.import_module(f"{package}.{module.name}"), "ROW", None)
         if not isinstance(row, kind):
             raise TypeError(f"{package}.{module.name} defines no ROW of type {kind.__name__}")

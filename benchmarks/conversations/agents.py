@@ -74,7 +74,7 @@ def made_prompts(options: argparse.Namespace, tokenizer: Any) -> list[Prompt]:
         question = "".join(generator.choices(string.ascii_letters, k=options.prompt))
         drawn = [generator.lognormvariate(math.log(MEDIAN), SPREAD) for _ in range(TURNS - 1)]
         info = {
-            "seconds": [options.time_scale * min(max(one, SHORTEST), LONGEST) for one in drawn],
+            "seconds": [options.time_scale * min(max(seconds, SHORTEST), LONGEST) for seconds in drawn],
             "answers": ["".join(generator.choices(string.ascii_letters, k=options.answer)) for _ in drawn],
             "bad": BAD[number % len(BAD)] if generator.random() < options.bad else "",
         }

@@ -100,10 +100,10 @@ class Recorder:
         return result
 
     def by_conversation(self) -> dict[int, list[Asked]]:
-        found: dict[int, list[Asked]] = {}
-        for one in self.asked:
-            found.setdefault(one.request.seed // SEEDS, []).append(one)
-        return found
+        by_conversation: dict[int, list[Asked]] = {}
+        for asked in self.asked:
+            by_conversation.setdefault(asked.request.seed // SEEDS, []).append(asked)
+        return by_conversation
 
 
 @contextmanager

@@ -71,14 +71,14 @@ def retokenised(rows: Sequence[Trajectory], recorder: Recorder) -> int:
     for number, asked in recorder.by_conversation().items():
         row = rows[number]
         whole = (*row.prompt, *row.token_ids)
-        sampled = [token for one in asked for token in one.token_ids]
+        sampled = [token for call in asked for token in call.token_ids]
         wrong += _differences(row.sampled, sampled)
-        wrong += sum(_differences(whole[: len(one.request.prompt)], one.request.prompt) for one in asked)
+        wrong += sum(_differences(whole[: len(call.request.prompt)], call.request.prompt) for call in asked)
     return wrong
 
 
 def _differences(left: Sequence[int], right: Sequence[int]) -> int:
-    return abs(len(left) - len(right)) + sum(one != other for one, other in zip(left, right, strict=False))
+    return abs(len(left) - len(right)) + sum(token != other for token, other in zip(left, right, strict=False))
 
 
 def prefilled(recorder: Recorder) -> dict[str, int]:
@@ -86,9 +86,9 @@ def prefilled(recorder: Recorder) -> dict[str, int]:
     ones what was not computed before, in whole blocks of the cache. A turn's last token is sampled, but never read."""
     submitted = computed = minimum = 0
     for asked in recorder.by_conversation().values():
-        for one in asked:
-            submitted += len(one.request.prompt)
-            computed += len(one.request.prompt) - one.cached
+        for call in asked:
+            submitted += len(call.request.prompt)
+            computed += len(call.request.prompt) - call.cached
         minimum += len(asked[0].request.prompt)
         for before, after in pairwise(asked):
             known = len(before.request.prompt) + len(before.token_ids) - 1

@@ -31,7 +31,7 @@ def main() -> None:
     for count in options.responses:
         prompts = [tuple(generator.randrange(300, vocabulary) for _ in range(options.prompt)) for _ in range(count)]
         for log_probs in (False, True):
-            found: dict[bool, Any] = {}
+            responses: dict[bool, Any] = {}
             before = engine.fast_path.steps
             seconds: dict[bool, list[float]] = {True: [], False: []}
             sample(engine, prompts, 8, log_probs)  # kernels of this size
@@ -39,7 +39,7 @@ def main() -> None:
                 for name, hook in hooks.items():
                     setattr(scheduler, name, hook if steady else getattr(type(scheduler), name).__get__(scheduler))
                 start = time.perf_counter()
-                found[steady] = sample(engine, prompts, options.response, log_probs)
+                responses[steady] = sample(engine, prompts, options.response, log_probs)
                 seconds[steady].append(time.perf_counter() - start)
             results.add(
                 shape=options.shape,
@@ -50,7 +50,7 @@ def main() -> None:
                 steady_seconds=round(min(seconds[True]), 3),
                 whole_seconds=round(min(seconds[False]), 3),
                 all_seconds=[[round(value, 3) for value in seconds[steady]] for steady in (True, False)],
-                same=found[True] == found[False],
+                same=responses[True] == responses[False],
                 steady_steps=engine.fast_path.steps - before,
             )
 

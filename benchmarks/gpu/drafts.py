@@ -33,10 +33,10 @@ def repeat_tokens(worker: Any) -> None:
     model.norm.weight.data.fill_((math.log(vocabulary) + 4) / own)
 
 
-def same_share(found: list[Any], expected: list[Any]) -> float:
+def same_share(responses: list[Any], expected: list[Any]) -> float:
     """Of the tokens of all responses, the share before the first that differs."""
     same = total = 0
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(responses, expected, strict=True):
         pairs = list(zip(one.token_ids, other.token_ids, strict=True))
         same += next((place for place, (token, wanted) in enumerate(pairs) if token != wanted), len(pairs))
         total += len(pairs)
@@ -70,7 +70,7 @@ def main() -> None:
             ]
             prompts = [groups[row // 8] for row in range(count)]
             seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
-            found: dict[str, list[Any]] = {}
+            responses: dict[str, list[Any]] = {}
             counted: dict[str, Any] = {}
             for mode in ("always", "without", *MODES * options.repeats):  # the first two times are for new kernels
                 speculation.pays = decides[mode]
@@ -78,7 +78,7 @@ def main() -> None:
                     speculation.switch()
                 speculation.take_drafts()
                 start = time.perf_counter()
-                found[mode] = sample(engine, prompts, options.response, log_probs=False)
+                responses[mode] = sample(engine, prompts, options.response, log_probs=False)
                 seconds[mode].append(time.perf_counter() - start)
                 counted[mode] = speculation.take_drafts()
             tokens = count * options.response
@@ -96,7 +96,7 @@ def main() -> None:
                     drafted=round(counted[mode].accepted / tokens, 3),
                     accepted=round(counted[mode].accepted / max(counted[mode].drafted, 1), 3),
                     cost=round(speculation.backoff.times.cost(count), 2),
-                    same=round(same_share(found[mode], found["without"]), 3),
+                    same=round(same_share(responses[mode], responses["without"]), 3),
                 )
 
 

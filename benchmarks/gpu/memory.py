@@ -35,16 +35,16 @@ class MemorySampler:
 
         A step is the time at which it ended and the seconds of its phases, in their order, the last one last.
         """
-        found: dict[str, float] = {}
+        peaks: dict[str, float] = {}
         for end, phases in steps:
             for phase, seconds in reversed(phases.items()):
                 start = end - seconds
                 margin = EDGE * seconds
                 used = [gib for when, gib in self._samples if start + margin <= when <= end - margin]
                 if used:
-                    found[phase] = round(max(found.get(phase, 0.0), *used), 1)
+                    peaks[phase] = round(max(peaks.get(phase, 0.0), *used), 1)
                 end = start
-        return found
+        return peaks
 
     def _sample(self) -> None:
         while not self._ended.wait(INTERVAL):

@@ -110,6 +110,7 @@ def open_trainers_engine(options: argparse.Namespace, **rollout: object) -> Any:
         from trainer.weights.buckets import pack, store
 
         weights = load_file(options.job / "model" / "model.safetensors")
+        weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])  # under both names, if tied
         engine.replace_weights(map(store, pack(weights.items(), torch.float32 if options.cpu else torch.bfloat16)))
     return engine
 

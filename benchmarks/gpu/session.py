@@ -1,7 +1,6 @@
 """All GPU measurements as jobs that run side by side on the GPUs of one host.
 
     python3 -m benchmarks.gpu.session OUT [--only NAME…] [--within SECONDS] [--list]
-    python3 -m benchmarks.gpu.table OUT                                # puts them into docs/benchmarks.md
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
 clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Jobs
@@ -249,7 +248,6 @@ PLAN = (
     Job("drafts", f"{BENCH}drafts --shape 1.5B --out $ROWS", limit=400),
     Job("conversations-tools", conversations("tools"), limit=500),
     Job("conversations-programs", conversations("programs --bad 0.1"), limit=500),
-    Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job(
         "train-1.5B", f"{BENCH}train_step --shape 1.5B --tokens 8192 24576 --budgets 0.9 1 --out $ROWS --profile $LOGS"
     ),

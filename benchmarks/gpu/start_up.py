@@ -70,8 +70,8 @@ def main() -> None:
             if "vllm" in options.sides and state != "moved":
                 row["vllm"] = measured("rollout", [*job, *few], caches / "vllm")["start_up_seconds"]
             if "launch" in options.sides:
-                own = moved(caches / "launch", caches / "moved") if state == "moved" else caches / "launch"
-                first = measured("step", [*job, *here, "--name", f"start-{state}", *options.overrides], own)
+                cache = moved(caches / "launch", caches / "moved") if state == "moved" else caches / "launch"
+                first = measured("step", [*job, *here, "--name", f"start-{state}", *options.overrides], cache)
                 row |= {
                     "launch": first["seconds_to_first_step"],
                     "first_step_ended": first["seconds_to_end_of_first_step"],

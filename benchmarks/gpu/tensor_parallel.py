@@ -170,11 +170,11 @@ def agreement(
     responses = rollout.call(TimedRollout.generate, requests)[0]
     log_probs = [response.log_probs for response in responses]
     batch = Batch.from_responses(asked, [response.token_ids for response in responses], log_probs)
-    own = forward(actor, TimedActor.log_probs, batch)
-    found = log_prob_agreement(batch.rollout_log_probs, own, batch.response_mask)
+    actor_log_probs = forward(actor, TimedActor.log_probs, batch)
+    agreement_metrics = log_prob_agreement(batch.rollout_log_probs, actor_log_probs, batch.response_mask)
     return {
-        **{name.removeprefix("rollout/"): round(value, 5) for name, value in found.items()},
-        "actor_log_prob_mean": round(float(own[batch.response_mask].mean()), 3),
+        **{name.removeprefix("rollout/"): round(value, 5) for name, value in agreement_metrics.items()},
+        "actor_log_prob_mean": round(float(actor_log_probs[batch.response_mask].mean()), 3),
     }
 
 
@@ -196,11 +196,11 @@ def measure_sync(
             begins, begin = not seconds, time.perf_counter()
             shared = actor.call(Timed.timed, "share_weights", begins)
             seconds["share"] += time.perf_counter() - begin
-            seconds["share_in_process"] += max(own for _, own in shared)
+            seconds["share_in_process"] += max(seconds_here for _, seconds_here in shared)
             begin = time.perf_counter()
             copied = rollout.call_each(task(Timed.timed, "copy_weights", part, begins) for part, _ in shared)
             seconds["copy"] += time.perf_counter() - begin
-            seconds["copy_in_process"] += max(own for _, own in copied)
+            seconds["copy_in_process"] += max(seconds_here for _, seconds_here in copied)
             ends = shared[0][0].ends
         seconds["release"] = timed(partial(actor.call, TimedActor.release_weights))
         for name, value in seconds.items():

@@ -10,7 +10,9 @@ import sys
 import textwrap
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -44,18 +46,61 @@ def table(*header: str, rows: typing.Iterable[typing.Sequence[str]]) -> str:
 
 # ---- command lines -------------------------------------------------------------------------------------------------
 
+COMMON = 3
+"""Commands of a program that share an option, from which on the page describes it once."""
 
-def typer_commands(name: str, app: typer.Typer) -> Iterator[str]:
-    """A section per command of a typer application, groups included."""
 
-    def visit(path: str, command: typing.Any) -> Iterator[str]:
+class Option(typing.NamedTuple):
+    """An option or argument of a command: its spelling and what it means, default included."""
+
+    spelling: str
+    meaning: str
+
+
+class Command(typing.NamedTuple):
+    title: str
+    purpose: str
+    options: list[Option]
+
+
+def typer_commands(name: str, app: typer.Typer) -> list[Command]:
+    """Each command of a typer application, groups included."""
+
+    def visit(path: str, command: typing.Any) -> Iterator[Command]:
         if hasattr(command, "commands"):
             for word, child in command.commands.items():
                 yield from visit(f"{path} {word}", child)
             return
-        yield f"\n### {path}\n\n{wrapped(command.help or '')}\n\n{parameters(command)}"
+        yield Command(path, command.help or "", list(typer_options(command)))
 
-    yield from visit(name, typer.main.get_command(app))
+    return list(visit(name, typer.main.get_command(app)))
+
+
+def typer_options(command: typing.Any) -> Iterator[Option]:
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False) or parameter.name == "help":
+            continue
+        words = [*parameter.opts, *parameter.secondary_opts]
+        if not parameter.opts[0].startswith("-"):
+            words = [parameter.metavar or parameter.name.upper()]
+        meaning = getattr(parameter, "help", "") or ""
+        if parameter.required:
+            meaning += " Required."
+        elif not callable(parameter.default) and parameter.default not in (None, (), [], False):
+            meaning += f" Default: `{parameter.default}`."
+        yield Option(", ".join(f"`{word}`" for word in words), meaning)
+
+
+def argparse_options(parser: argparse.ArgumentParser) -> list[Option]:
+    options, formatter = [], parser._get_formatter()
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+            continue
+        metavar = action.metavar if isinstance(action.metavar, str) else ""
+        words = [f"{word} {metavar}".strip() for word in action.option_strings] or [metavar or action.dest]
+        meaning = formatter._expand_help(action) if action.help else ""
+        options.append(Option(", ".join(f"`{word}`" for word in words), meaning))
+    return options
 
 
 def wrapped(text: str) -> str:
@@ -63,43 +108,42 @@ def wrapped(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 118, break_long_words=False, break_on_hyphens=False)
 
 
-def parameters(command: typing.Any) -> str:
-    rows = []
-    for one in command.params:
-        if getattr(one, "hidden", False) or one.name == "help":
-            continue
-        option = one.opts[0].startswith("-")
-        spelled = ", ".join(f"`{word}`" for word in [*one.opts, *one.secondary_opts])
-        name = spelled if option else f"`{one.metavar or one.name.upper()}`"
-        default = "" if callable(one.default) or one.default in (None, (), [], False) else f"`{one.default}`"
-        rows.append((name, getattr(one, "help", "") or "", "required" if one.required else default))
-    return table("argument", "meaning", "default", rows=rows) if rows else "No arguments.\n"
-
-
-def argparse_options(parser: argparse.ArgumentParser) -> str:
-    rows, formatter = [], parser._get_formatter()
-    for action in parser._actions:
-        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
-            continue
-        metavar = action.metavar if isinstance(action.metavar, str) else ""
-        words = [f"{word} {metavar}".strip() for word in action.option_strings] or [metavar or action.dest]
-        rows.append((", ".join(f"`{word}`" for word in words), formatter._expand_help(action) if action.help else ""))
-    return table("argument", "meaning", rows=rows) if rows else "No arguments.\n"
+def program(listed: list[Command]) -> str:
+    """A section per command. Options of several commands are in a table of their own, and named in each section."""
+    count = Counter(option for command in listed for option in command.options)
+    common = [option for option, commands in count.items() if commands >= COMMON]
+    parts = []
+    if common:
+        parts.append("\nOptions of several commands:\n\n" + table("option", "meaning", rows=common))
+    for command in listed:
+        parts.append(f"\n### {command.title}\n\n{wrapped(command.purpose)}\n")
+        shared = [option.spelling.partition(", ")[0] for option in command.options if option in common]
+        special = [option for option in command.options if option not in common]
+        if shared:
+            parts.append("\n" + wrapped(f"Takes {', '.join(shared)}" + (", and:" if special else ".")) + "\n")
+        if special:
+            parts.append("\n" + table("option", "meaning", rows=special))
+    return "".join(parts)
 
 
 def commands() -> str:
-    parts = [f"# Command lines\n\n{MADE}\n## buildkit\n", *typer_commands("buildkit", buildkit.cli.app)]
-    parts += [
-        "\n## launch\n\nOptions come before the command. `launch train KEY=VALUE…` is short for "
-        "`launch -- python -m trainer train KEY=VALUE…`.\n\n",
-        argparse_options(entrypoints.cli._parser({})),
-    ]
+    launch = []
     for word, subcommand in entrypoints.cli.SUBCOMMANDS.items():
         parser = argparse.ArgumentParser(add_help=False)
         subcommand.add_arguments(parser)
-        parts.append(f"\n### launch {word}\n\n{sentence(subcommand.purpose)}\n\n{argparse_options(parser)}")
-    parts += ["\n## python -m trainer\n", *typer_commands("python -m trainer", trainer.cli.app)]
-    return "".join(parts)
+        launch.append(Command(f"launch {word}", sentence(subcommand.purpose), argparse_options(parser)))
+    return "".join(
+        [
+            f"# Command lines\n\n{MADE}\n## buildkit\n",
+            program(typer_commands("buildkit", buildkit.cli.app)),
+            "\n## launch\n\nOptions come before the command. `launch train KEY=VALUE…` is short for "
+            "`launch -- python -m trainer train KEY=VALUE…`.\n\n",
+            table("option", "meaning", rows=argparse_options(entrypoints.cli._parser({}))),
+            program(launch),
+            "\n## python -m trainer\n",
+            program(typer_commands("python -m trainer", trainer.cli.app)),
+        ]
+    )
 
 
 def sentence(text: str) -> str:
@@ -109,6 +153,13 @@ def sentence(text: str) -> str:
 # ---- settings ------------------------------------------------------------------------------------------------------
 
 
+class Setting(typing.NamedTuple):
+    name: str
+    values: str
+    """Its type and its default."""
+    meaning: str
+
+
 def spelled_type(annotation: typing.Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -116,17 +167,17 @@ def spelled_type(annotation: typing.Any) -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(spelled_type(one) for one in arguments if one is not type(None))
+        return " or ".join(spelled_type(member) for member in arguments if member is not type(None))
     if origin is not None:
-        return f"{origin.__name__} of {' and '.join(spelled_type(one) for one in arguments)}"
-    names = {"str": "text", "Path": "path", "int": "integer", "float": "number", "bool": "`true`, `false`"}
+        return f"{origin.__name__} of {' and '.join(spelled_type(member) for member in arguments)}"
+    names = {"str": "text", "Path": "path", "int": "integer", "float": "number", "bool": "boolean"}
     name = getattr(annotation, "__name__", str(annotation))
     return names.get(name, name)
 
 
 def spelled_default(value: object) -> str:
     if value is None:
-        return "not set"
+        return "unset"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, list):
@@ -134,44 +185,66 @@ def spelled_default(value: object) -> str:
     return f"`{value}`"
 
 
-def settings_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+def spelled_values(annotation: typing.Any, default: object) -> str:
+    """The type with the default: `integer, 64`; of named values the default is bold: `fsdp` among others."""
+    values, value = spelled_type(annotation), spelled_default(default)
+    listed = values.split(", ")
+    if value in listed:
+        return ", ".join(f"**{name}**" if name == value else name for name in listed)
+    return f"{values}; {value}" if len(listed) > 1 else f"{values}, {value}"
+
+
+def settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield from settings_of(annotation, f"{prefix}{name}.")
         else:
             default = field.get_default(call_default_factory=True)
-            yield f"`{prefix}{name}`", spelled_type(annotation), spelled_default(default), field.description or ""
+            yield Setting(f"{prefix}{name}", spelled_values(annotation, default), field.description or "")
 
 
 def settings() -> str:
-    parts = [
-        f"# Settings\n\n{MADE}\n`python -m trainer config NAME` prints the same. Write settings as `KEY=VALUE` on the "
-        "command line or as\nYAML in a file for `--config`; later beats earlier. `trainer dpo`, `kto` and `sft` read "
-        "`model`, `trainer`, `data`,\n`actor` and their own section.\n"
-    ]
-    written: set[str] = set()
+    sections: dict[str, list[Setting]] = {}
     for tree in TREES.values():
         for name in tree.model_fields if issubclass(tree, RunConfig) else ():
             section = tree.model_fields[name].annotation
             assert isinstance(section, type)
             assert issubclass(section, BaseModel)
-            if name not in written:
-                rows = settings_of(section, f"{name}.")
-                parts.append(f"\n## {name}\n\n" + table("setting", "values", "default", "meaning", rows=rows))
-            written.add(name)
-    parts.append("\n## A warm start: `trainer sft` without `model.path`\n\n")
-    parts.append(table("setting", "values", "default", "meaning", rows=settings_of(WarmStartConfig, "")))
+            sections.setdefault(name, list(settings_of(section, f"{name}.")))
+    sections["A warm start: `trainer sft` without `model.path`"] = list(settings_of(WarmStartConfig, ""))
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for setting in chain.from_iterable(sections.values()):
+        names.setdefault(_same(setting), []).append(f"`{setting.name}`")
+    parts = [
+        f"# Settings\n\n{MADE}\n`python -m trainer config NAME` prints the same. Write settings as `KEY=VALUE` on the "
+        "command line or as\nYAML in a file for `--config`; later beats earlier. `trainer dpo`, `kto` and `sft` read "
+        "`model`, `trainer`, `data`,\n`actor` and their own section. Of named values the bold one is the default. "
+        "Settings with the same meaning share\na row, in the section of the first; so most of the critic's are with "
+        "the actor's.\n"
+    ]
+    for title, listed in sections.items():
+        rows = [
+            (", ".join(names.pop(_same(setting))), setting.values, setting.meaning)
+            for setting in listed
+            if _same(setting) in names
+        ]
+        parts.append(f"\n## {title}\n\n" + table("setting", "type, default", "meaning", rows=rows))
     return "".join(parts)
+
+
+def _same(setting: Setting) -> tuple[str, str, str]:
+    """Settings with an equal key are one row: the last part of the name, type, default and meaning."""
+    return setting.name.rpartition(".")[2], setting.values, setting.meaning
 
 
 # ---- exit codes ----------------------------------------------------------------------------------------------------
 
 
 def classes(base: type[Exception]) -> Iterator[type[Exception]]:
-    for one in base.__subclasses__():
-        yield one
-        yield from classes(one)
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from classes(subclass)
 
 
 def documented(module: types.ModuleType) -> list[list[str]]:
@@ -183,12 +256,11 @@ def documented(module: types.ModuleType) -> list[list[str]]:
 def complete(module: types.ModuleType, base: type[Exception], rows: list[list[str]]) -> None:
     """Every exit code of a class must be in the table."""
     codes = {row[0] for row in rows}
-    for one in classes(base):
-        code = getattr(one, "exit_code", 1)
+    for error in classes(base):
+        code = getattr(error, "exit_code", 1)
         if code != 1 and str(code) not in codes:
-            sys.exit(
-                f"error: {module.__name__}.{one.__name__} has exit code {code}, which the table in its docstring lacks"
-            )
+            name = f"{module.__name__}.{error.__name__}"
+            sys.exit(f"error: {name} has exit code {code}, which the table in its docstring lacks")
 
 
 def exit_codes() -> str:
@@ -196,8 +268,8 @@ def exit_codes() -> str:
     complete(entrypoints.errors, entrypoints.errors.LaunchError, launch)
     complete(buildkit.errors, buildkit.errors.BuildkitError, host)
     run = sorted(
-        (getattr(one, "exit_code", 1), one.__name__, (one.__doc__ or "").strip().splitlines()[0])
-        for one in classes(trainer.errors.TrainerError)
+        (getattr(error, "exit_code", 1), error.__name__, (error.__doc__ or "").strip().splitlines()[0])
+        for error in classes(trainer.errors.TrainerError)
     )
     return (
         f"# Exit codes\n\n{MADE}\n"

@@ -60,19 +60,19 @@ def inject(kinds: Sequence[Kind], file: Path, count: int) -> int:
     failed = 0
     for kind, seed in in_turn(kinds, file, count):
         try:
-            found = kind.inject(seed)
+            injection = kind.inject(seed)
         except NotStartedError as error:
             say(f"{kind.name}, seed {seed}: not injected: {error}")
             continue
-        record(file, found)
-        failed += bool(found.problems)
-        say(f"{kind.name}, seed {seed}: {'; '.join(found.problems) or found.cause or 'passed'}")
+        record(file, injection)
+        failed += bool(injection.problems)
+        say(f"{kind.name}, seed {seed}: {'; '.join(injection.problems) or injection.cause or 'passed'}")
     return failed
 
 
 def in_turn(kinds: Sequence[Kind], file: Path, count: int) -> list[tuple[Kind, int]]:
     """The missing seeds of each kind: the first of every kind, then the second, and so on."""
-    done = {(one.kind, one.seed) for one in recorded(file)}
+    done = {(injection.kind, injection.seed) for injection in recorded(file)}
     return [(kind, seed) for seed in range(count) for kind in kinds if (kind.name, seed) not in done]
 
 

@@ -29,13 +29,13 @@ class Messages(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def inject(damage: Damage, random: Random, found: Injection) -> None:
+def inject(damage: Damage, random: Random, injection: Injection) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         run_dir = Path(directory) / "run"
         for step in (1, 2, 3):
             newest = write(run_dir, step, random)
         damage(random, newest)
-        found.moment = "after step 3"
+        injection.moment = "after step 3"
         messages, began = Messages(), time.monotonic()
         logger = logging.getLogger("trainer")
         logger.addHandler(messages)
@@ -43,15 +43,17 @@ def inject(damage: Damage, random: Random, found: Injection) -> None:
             last = last_checkpoint(run_dir)
         finally:
             logger.removeHandler(messages)
-        found.detected = round(time.monotonic() - began, 3)
-        found.readable, found.steps_lost = last is not None, 3 - int(last.name[-6:]) if last else 3
-        found.expect(found.steps_lost == 1, f"resumed from {last} although step 3 is damaged")
-        found.cause = next((said for said in messages.said if re.search(r"step_000003.*damaged|not a check", said)), "")
-        found.expect("\n" not in found.cause, f"a message of several lines: {found.cause}")
+        injection.detected = round(time.monotonic() - began, 3)
+        injection.readable, injection.steps_lost = last is not None, 3 - int(last.name[-6:]) if last else 3
+        injection.expect(injection.steps_lost == 1, f"resumed from {last} although step 3 is damaged")
+        injection.cause = next(
+            (said for said in messages.said if re.search(r"step_000003.*damaged|not a check", said)), ""
+        )
+        injection.expect("\n" not in injection.cause, f"a message of several lines: {injection.cause}")
         write(run_dir, 3, random)  # as the resumed run does
-        found.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
-        found.expect(last_checkpoint(run_dir) == newest, "the step written again is not whole")
-    found.expect_clean()
+        injection.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
+        injection.expect(last_checkpoint(run_dir) == newest, "the step written again is not whole")
+    injection.expect_clean()
 
 
 def write(run_dir: Path, step: int, random: Random) -> Path:

@@ -93,8 +93,8 @@ def on_every_node() -> Iterator[Counters]:
 
         def save(self, directory: Path) -> dict[str, str]:
             ranks = range(len(self.group))
-            found = self.group.wait([self.group.start_one(rank, Counter.save, directory, rank) for rank in ranks])
-            return {name: own for sums in found for name, own in sums.items()}
+            by_rank = self.group.wait([self.group.start_one(rank, Counter.save, directory, rank) for rank in ranks])
+            return {name: total for sums in by_rank for name, total in sums.items()}
 
         def load(self, directory: Path) -> None:
             for rank in range(len(self.group)):

@@ -23,7 +23,7 @@ LIMIT = 2**28  # bytes of memory
 CGROUPS = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
-def inject(fault: Callable[[Path], None], repair: Callable[[Path], None], random: Random, found: Injection) -> None:
+def inject(fault: Callable[[Path], None], repair: Callable[[Path], None], random: Random, injection: Injection) -> None:
     """Takes the disk away for a moment, while the run goes on."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         run_dir = Path(directory) / "run"
@@ -34,30 +34,30 @@ def inject(fault: Callable[[Path], None], repair: Callable[[Path], None], random
             run = Run(run_dir)
             run.wait_for_steps(2)
             time.sleep(random.uniform(0, 0.3))
-            found.moment = f"step {run.steps()[-1]}"
+            injection.moment = f"step {run.steps()[-1]}"
             began = time.monotonic()
             fault(disk)
             wait_for(lambda: named(run), "message")
-            found.detected = round(time.monotonic() - began, 3)
-            found.cause = named(run)
+            injection.detected = round(time.monotonic() - began, 3)
+            injection.cause = named(run)
             time.sleep(random.uniform(0, 0.3))
-            saved_step(run_dir, found)  # the one from before the fault
+            saved_step(run_dir, injection)  # the one from before the fault
             repair(disk)
             repaired = run.steps()[-1]
             run.wait_for_steps(5)
-            found.exits = [run.end(15)]
-            found.expect(found.exits == [143], f"exit code {found.exits}: {run.log.read_text()}")
+            injection.exits = [run.end(15)]
+            injection.expect(injection.exits == [143], f"exit code {injection.exits}: {run.log.read_text()}")
             recorded = [row["step"] for row in rows_of(run_dir)]
-            found.expect(recorded == list(range(1, recorded[-1] + 1)), f"recorded {recorded}")
-            saved = saved_step(run_dir, found)
-            found.expect(saved > repaired, f"step {saved} is the last one saved; the disk works since {repaired}")
-            found.steps_lost = recorded[-1] - saved
-            found.processes, found.files = 0, sum(path.name.startswith(".") for path in disk.iterdir())
+            injection.expect(recorded == list(range(1, recorded[-1] + 1)), f"recorded {recorded}")
+            saved = saved_step(run_dir, injection)
+            injection.expect(saved > repaired, f"step {saved} is the last one saved; the disk works since {repaired}")
+            injection.steps_lost = recorded[-1] - saved
+            injection.processes, injection.files = 0, sum(path.name.startswith(".") for path in disk.iterdir())
         finally:
             run.process.kill()
             run.process.wait()
             subprocess.run(["umount", "--lazy", str(disk)], check=True)
-    found.expect_clean()
+    injection.expect_clean()
 
 
 def named(run: Run) -> str:
@@ -80,7 +80,7 @@ def remount(options: str, disk: Path) -> None:
     wait_for(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0, "remount")
 
 
-def out_of_memory(random: Random, found: Injection) -> None:
+def out_of_memory(random: Random, injection: Injection) -> None:
     """Another process of the control group takes all memory; the kernel kills the run, and `launch` says so."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory, control_group() as group:
         run_dir = Path(directory) / "run"
@@ -109,23 +109,23 @@ def out_of_memory(random: Random, found: Injection) -> None:
         hog = f"echo $$ >{group}/cgroup.procs; exec {take}"
         hungry = subprocess.Popen(["sh", "-c", hog], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            found.exits = [launch.wait(PATIENCE)]
+            injection.exits = [launch.wait(PATIENCE)]
         finally:
             for process in (hungry, launch):
                 process.terminate()
                 process.wait()
-        found.detected = found.ended = round(time.monotonic() - began, 3)
-        found.expect(found.exits == [137], f"exit code {found.exits} instead of 137: {log.read_text()}")
-        found.cause = first_line("SIGKILL killed the command; .* memory ran out", log.read_text())
-        found.processes = len((group / "cgroup.procs").read_text().split())
+        injection.detected = injection.ended = round(time.monotonic() - began, 3)
+        injection.expect(injection.exits == [137], f"exit code {injection.exits} instead of 137: {log.read_text()}")
+        injection.cause = first_line("SIGKILL killed the command; .* memory ran out", log.read_text())
+        injection.processes = len((group / "cgroup.procs").read_text().split())
         recorded = rows_of(run_dir)[-1]["step"]
-        found.moment = f"step {recorded}"
-        found.steps_lost = max(0, recorded - saved_step(run_dir, found))
+        injection.moment = f"step {recorded}"
+        injection.steps_lost = max(0, recorded - saved_step(run_dir, injection))
         again = Run(run_dir)
         again.wait_for_steps(2)
         again.end(15)
-        found.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
-    found.expect_clean()
+        injection.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
+    injection.expect_clean()
 
 
 @contextmanager
@@ -144,11 +144,11 @@ def control_group() -> Iterator[Path]:
         group.rmdir()
 
 
-def wait_for(reached: Callable[[], object], what: str) -> None:
+def wait_for(reached: Callable[[], object], awaited: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not reached():
         if time.monotonic() > deadline:
-            raise NotStartedError(f"no {what}")
+            raise NotStartedError(f"no {awaited}")
         time.sleep(0.005)
 
 

@@ -69,9 +69,9 @@ class Kind:
 
     def inject(self, seed: int) -> Injection:
         """Raises NotStartedError."""
-        found = Injection(self.name, seed)
-        self.act(Random(f"{self.name} {seed}"), found)
-        return found
+        injection = Injection(self.name, seed)
+        self.act(Random(f"{self.name} {seed}"), injection)
+        return injection
 
 
 def recorded(file: Path) -> list[Injection]:
@@ -90,30 +90,32 @@ def markdown(injections: Sequence[Injection]) -> list[str]:
         "checkpoint readable | cause named | broken promises |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    return lines + [_row(name, [one for one in injections if one.kind == name]) for name in _kinds(injections)]
+    return lines + [
+        _row(name, [injection for injection in injections if injection.kind == name]) for name in _kinds(injections)
+    ]
 
 
 def _kinds(injections: Sequence[Injection]) -> list[str]:
-    return list(dict.fromkeys(one.kind for one in injections))
+    return list(dict.fromkeys(injection.kind for injection in injections))
 
 
-def _row(name: str, found: Sequence[Injection]) -> str:
-    four = sum(one.nodes == 4 for one in found)
-    seconds = [one.detected for one in found if one.detected is not None]
-    lost = [one.steps_lost for one in found if one.steps_lost is not None]
-    readable = [one.readable for one in found if one.readable is not None]
-    codes = sorted({code for one in found for code in one.exits})
-    causes = [one.cause for one in found if one.cause is not None]
+def _row(name: str, injections: Sequence[Injection]) -> str:
+    four = sum(injection.nodes == 4 for injection in injections)
+    seconds = [injection.detected for injection in injections if injection.detected is not None]
+    lost = [injection.steps_lost for injection in injections if injection.steps_lost is not None]
+    readable = [injection.readable for injection in injections if injection.readable is not None]
+    codes = sorted({code for injection in injections for code in injection.exits})
+    causes = [injection.cause for injection in injections if injection.cause is not None]
     cells = [
         name,
-        f"{len(found)}, {four} of them on four nodes" if four else str(len(found)),
+        f"{len(injections)}, {four} of them on four nodes" if four else str(len(injections)),
         _spread(seconds),
         ", ".join(map(str, codes)) or "-",
-        f"{_most(one.processes for one in found)}, {_most(one.files for one in found)}",
+        f"{_most(each.processes for each in injections)}, {_most(each.files for each in injections)}",
         _most(lost),
         f"{sum(readable)} of {len(readable)}" if readable else "-",
         f"{sum(map(bool, causes))} of {len(causes)}" if causes else "-",
-        str(sum(bool(one.problems) for one in found) or "none"),
+        str(sum(bool(injection.problems) for injection in injections) or "none"),
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -48,9 +48,9 @@ class Node:
         """Process ids, the one of `launch` first."""
         return [self.process.pid, *descendants(self.process.pid)]
 
-    def find(self, what: str) -> int | None:
+    def find(self, pattern: str) -> int | None:
         """The process of this node whose name or command line matches."""
-        return next((pid for pid in self.tree()[1:] if re.search(what, description(pid))), None)
+        return next((pid for pid in self.tree()[1:] if re.search(pattern, description(pid))), None)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -108,11 +108,11 @@ class Job:
             node.process.wait()
         self.logs.cleanup()
 
-    def wait_until(self, reached: Callable[[], object], what: str) -> None:
+    def wait_until(self, reached: Callable[[], object], awaited: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not reached():
             if time.monotonic() > deadline or any(node.process.poll() is not None for node in self.nodes):
-                raise NotStartedError(f"no {what}:\n" + "\n".join(node.output() for node in self.nodes))
+                raise NotStartedError(f"no {awaited}:\n" + "\n".join(node.output() for node in self.nodes))
             time.sleep(0.02)
 
     def met(self) -> bool:
@@ -156,23 +156,23 @@ class Fault:
     def whole_node(self) -> bool:
         return self.process == "node"
 
-    def inject(self, random: Random, found: Injection) -> None:
-        found.nodes = 4 if found.seed % 5 == 4 else 2
-        run_dir = night(found.nodes, self.ray)
+    def inject(self, random: Random, injection: Injection) -> None:
+        injection.nodes = 4 if injection.seed % 5 == 4 else 2
+        run_dir = night(injection.nodes, self.ray)
         command = [sys.executable, "-m", "tests.chaos.counting", str(run_dir), *([] if self.ray else ["--alone"])]
-        job = Job(run_dir, found.nodes, command, self.ray)
+        job = Job(run_dir, injection.nodes, command, self.ray)
         expected = resumes_at(run_dir)
         with job:
             job.wait_until(job.met, "meeting of all nodes")
-            found.moment = "during start-up"
-            if self.when_running or found.seed % 4 != 3:
+            injection.moment = "during start-up"
+            if self.when_running or injection.seed % 4 != 3:
                 job.wait_until(job.steps, "first step")
-                found.moment = "between steps"
+                injection.moment = "between steps"
             time.sleep(random.uniform(0, 3))
             rank = self.strike(job, random)
-            self._watch(job, rank, found)
-            look_back(job, found, expected)
-        found.expect_clean()
+            self._watch(job, rank, injection)
+            look_back(job, injection, expected)
+        injection.expect_clean()
 
     def strike(self, job: Job, random: Random) -> int:
         """Sends the signals to a node, as soon as the process exists; the rank of the node."""
@@ -199,50 +199,52 @@ class Fault:
                     os.kill(pid, sent)
         return rank
 
-    def _watch(self, job: Job, rank: int, found: Injection) -> None:
+    def _watch(self, job: Job, rank: int, injection: Injection) -> None:
         """Waits for the message and the end of all nodes that can still report one."""
         began = time.monotonic()
         gone_ranks = {rank} if self.process in ("node", "launch") and self.signals[0] in (KILL, STOP) else set[int]()
         survivors = [node for number, node in enumerate(job.nodes) if number not in gone_ranks]
         while any(node.process.poll() is None for node in survivors) and time.monotonic() < began + PATIENCE:
-            if found.detected is None and any(re.search(NAMED, node.output()) for node in survivors):
-                found.detected = round(time.monotonic() - began, 2)
+            if injection.detected is None and any(re.search(NAMED, node.output()) for node in survivors):
+                injection.detected = round(time.monotonic() - began, 2)
             time.sleep(0.02)
-        found.ended = round(time.monotonic() - began, 2)
-        if found.detected is None:
-            found.detected = found.ended
-        found.exits = [-1 if (code := node.process.poll()) is None else code for node in survivors]
-        found.expect(set(found.exits) <= self.exits, f"exit codes {found.exits} instead of {sorted(self.exits)}")
+        injection.ended = round(time.monotonic() - began, 2)
+        if injection.detected is None:
+            injection.detected = injection.ended
+        injection.exits = [-1 if (code := node.process.poll()) is None else code for node in survivors]
+        injection.expect(
+            set(injection.exits) <= self.exits, f"exit codes {injection.exits} instead of {sorted(self.exits)}"
+        )
         output = "\n".join(node.output() for node in survivors)
-        found.cause = first_line(self.cause, output)
-        found.expect("Traceback" not in output, "a traceback: " + output[output.find("Traceback") :][:2000])
-        if not found.cause:
-            found.problems.append("output: " + output[-2000:])
+        injection.cause = first_line(self.cause, output)
+        injection.expect("Traceback" not in output, "a traceback: " + output[output.find("Traceback") :][:2000])
+        if not injection.cause:
+            injection.problems.append("output: " + output[-2000:])
         frozen = stopped() if self.whole_node else set[int]()
-        while (left := job.left(frozen)) and time.monotonic() < began + found.ended + CLEAN_UP:
+        while (left := job.left(frozen)) and time.monotonic() < began + injection.ended + CLEAN_UP:
             time.sleep(0.05)
-        found.processes = len(left)
-        found.files = len(job.new_files(gone_ranks if self.whole_node else set()))
+        injection.processes = len(left)
+        injection.files = len(job.new_files(gone_ranks if self.whole_node else set()))
 
 
-def look_back(job: Job, found: Injection, expected: int) -> None:
+def look_back(job: Job, injection: Injection, expected: int) -> None:
     """What the run's directory holds."""
     steps = job.steps()
     if steps:
-        found.moment += f", step {steps[-1]}"
-        found.expect(steps[0] == expected, f"went on with step {steps[0]} instead of {expected}")
+        injection.moment += f", step {steps[-1]}"
+        injection.expect(steps[0] == expected, f"went on with step {steps[0]} instead of {expected}")
         totals = rows_of(job.run_dir)[-1]["totals"]
         right = steps[-1] * (steps[-1] + 1) // 2
-        found.expect(set(totals) == {right}, f"step {steps[-1]} has the totals {totals} instead of {right}")
+        injection.expect(set(totals) == {right}, f"step {steps[-1]} has the totals {totals} instead of {right}")
     if last_step(job.run_dir):
         try:
             last = last_checkpoint(job.run_dir)
-            found.readable = last is not None
+            injection.readable = last is not None
             saved = read_checkpoint(last).step if last else 0
         except CheckpointError as error:
-            found.readable, saved = False, 0
-            found.problems.append(str(error))
-        found.steps_lost = max(0, last_step(job.run_dir) - saved)
+            injection.readable, saved = False, 0
+            injection.problems.append(str(error))
+        injection.steps_lost = max(0, last_step(job.run_dir) - saved)
 
 
 @cache

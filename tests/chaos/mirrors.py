@@ -91,15 +91,15 @@ def silent(mirror: Mirror) -> None:
     raise ConnectionAbortedError
 
 
-def inject(fault: Fault, random: Random, found: Injection) -> None:
+def inject(fault: Fault, random: Random, injection: Injection) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         project, before = SmallProject(Path(directory) / "small"), secrets_left()
         try:
-            strike(fault, random, found, project)
+            strike(fault, random, injection, project)
         finally:
             project.remove()
-        found.files = len(secrets_left() - before)
-    found.expect_clean()
+        injection.files = len(secrets_left() - before)
+    injection.expect_clean()
 
 
 def secrets_left() -> set[Path]:
@@ -107,7 +107,7 @@ def secrets_left() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("slipway-secrets-*"))
 
 
-def strike(fault: Fault, random: Random, found: Injection, project: SmallProject) -> None:
+def strike(fault: Fault, random: Random, injection: Injection, project: SmallProject) -> None:
     project.write_wheels(random_content(WHEEL_BYTES))
     mirror = Mirror(project.wheels)
     try:
@@ -120,7 +120,7 @@ def strike(fault: Fault, random: Random, found: Injection, project: SmallProject
     content = random_content(WHEEL_BYTES)
     project.write_wheels(content)
     part = random.uniform(0, 0.95)
-    found.moment = f"{part:.0%} sent"
+    injection.moment = f"{part:.0%} sent"
     failing = Mirror(project.wheels, mirror.server_port, part * WHEEL_BYTES * len(WHEELS), fault)
     try:
         failed = project.buildkit(BUILD, failing.address, PATIENCE)
@@ -130,22 +130,24 @@ def strike(fault: Fault, random: Random, found: Injection, project: SmallProject
         failing.die()
     if not failing.struck:
         raise NotStartedError(f"the mirror did not send {part:.0%}: {failed.stderr[-2000:]}")
-    found.detected = found.ended = round(ended - failing.struck, 2)
-    found.exits = [failed.returncode]
-    found.expect(found.exits == [BUILD_FAILED], f"exit code {failed.returncode}: {failed.stderr[-2000:]}")
+    injection.detected = injection.ended = round(ended - failing.struck, 2)
+    injection.exits = [failed.returncode]
+    injection.expect(injection.exits == [BUILD_FAILED], f"exit code {failed.returncode}: {failed.stderr[-2000:]}")
     named = "|".join(wheel.name for wheel in WHEELS)
-    found.cause = first_line(rf"(Failed to (download|fetch)|Request failed).*\b({named})\b", failed.stderr)
-    found.expect("run the same `buildkit` command again" in failed.stderr, f"no next command: {failed.stderr[-2000:]}")
-    found.expect("Traceback" not in failed.stderr, f"a traceback: {failed.stderr}")
+    injection.cause = first_line(rf"(Failed to (download|fetch)|Request failed).*\b({named})\b", failed.stderr)
+    injection.expect(
+        "run the same `buildkit` command again" in failed.stderr, f"no next command: {failed.stderr[-2000:]}"
+    )
+    injection.expect("Traceback" not in failed.stderr, f"a traceback: {failed.stderr}")
     unchanged = project.image_id() == image and project.images() == images
-    found.expect(unchanged, "the failed build left an image, or changed the older one")
+    injection.expect(unchanged, "the failed build left an image, or changed the older one")
     again = Mirror(project.wheels, mirror.server_port)
     try:
         built = project.buildkit(BUILD, again.address)
     finally:
         again.die()
-    found.expect(built.returncode == 0, f"the next build failed: {built.stderr[-2000:]}")
-    found.readable = installed(project) == content
+    injection.expect(built.returncode == 0, f"the next build failed: {built.stderr[-2000:]}")
+    injection.readable = installed(project) == content
 
 
 def installed(project: SmallProject) -> dict[str, bytes]:

@@ -120,9 +120,9 @@ def files() -> tuple[int, Path]:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         asked = ["docker", "inspect", "--format", "{{.State.Pid}}", name]
-        found = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
-        if found not in ("", "0"):
-            return int(found), Path(shared)
+        count = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
+        if count not in ("", "0"):
+            return int(count), Path(shared)
         time.sleep(0.2)
     raise TimeoutError(f"the container {name} did not start")
 
@@ -151,50 +151,50 @@ def job_on(network: Network, run_dir: Path, command: Sequence[str], ray: bool) -
 Strike = Callable[[Network, Random, Injection], None]
 
 
-def inject(strike: Strike, ends: bool, ray: bool, random: Random, found: Injection) -> None:
+def inject(strike: Strike, ends: bool, ray: bool, random: Random, injection: Injection) -> None:
     """Strikes a job between two steps, which has to end or to go on."""
-    found.nodes = 4 if found.seed % 5 == 4 and not ray else 2
+    injection.nodes = 4 if injection.seed % 5 == 4 and not ray else 2
     _, shared = files()
-    run_dir = shared / f"on_{found.nodes}_nodes_{'with' if ray else 'without'}_ray"
+    run_dir = shared / f"on_{injection.nodes}_nodes_{'with' if ray else 'without'}_ray"
     command = [PYTHON, "-m", "tests.chaos.counting", str(run_dir), *([] if ray else ["--alone"])]
-    network, expected = Network(found.nodes), resumes_at(run_dir)
+    network, expected = Network(injection.nodes), resumes_at(run_dir)
     with network.up(), job_on(network, run_dir, command, ray) as job:
         job.wait_until(job.met, "meeting of all nodes")
         job.wait_until(job.steps, "first step")
         time.sleep(random.uniform(0, 3))
-        strike(network, random, found)
+        strike(network, random, injection)
         struck = time.monotonic()
         if not ends:
-            go_on(job, network, found)
+            go_on(job, network, injection)
             network.mend()
-            os.kill(launch_of(job, random.randrange(found.nodes)), signal.SIGTERM)
-        wait_for_end(job, found, struck if ends else time.monotonic())
+            os.kill(launch_of(job, random.randrange(injection.nodes)), signal.SIGTERM)
+        wait_for_end(job, injection, struck if ends else time.monotonic())
         codes = NODE_LOST if ends else 128 + signal.SIGTERM
-        found.expect(
-            set(found.exits) == {codes}, f"exit codes {found.exits} instead of {codes}: {outputs(job)[-2000:]}"
+        injection.expect(
+            set(injection.exits) == {codes}, f"exit codes {injection.exits} instead of {codes}: {outputs(job)[-2000:]}"
         )
         if ends:
-            found.cause = first_line(rf"error: node \d.* lost: no heartbeat for {SILENCE:.0f} s", outputs(job))
-            late = found.detected is None or found.detected > SILENCE + SLACK
-            found.expect(not late, f"noticed after {found.detected} s: {outputs(job)[-2000:]}")
+            injection.cause = first_line(rf"error: node \d.* lost: no heartbeat for {SILENCE:.0f} s", outputs(job))
+            late = injection.detected is None or injection.detected > SILENCE + SLACK
+            injection.expect(not late, f"noticed after {injection.detected} s: {outputs(job)[-2000:]}")
         else:
-            found.cause = found.detected = None
-        found.expect("Traceback" not in outputs(job), f"a traceback: {outputs(job)[-3000:]}")
-        found.processes, found.files = len(left(job)), len(job.new_files(set()))
-        look_back(job, found, expected)
-    found.expect_clean()
+            injection.cause = injection.detected = None
+        injection.expect("Traceback" not in outputs(job), f"a traceback: {outputs(job)[-3000:]}")
+        injection.processes, injection.files = len(left(job)), len(job.new_files(set()))
+        look_back(job, injection, expected)
+    injection.expect_clean()
 
 
-def go_on(job: Job, network: Network, found: Injection) -> None:
+def go_on(job: Job, network: Network, injection: Injection) -> None:
     """Watches a job that has to go on."""
     end, before = time.monotonic() + UNDER_FAULT, len(job.steps())
     while time.monotonic() < end and all(node.process.poll() is None for node in job.nodes):
         time.sleep(0.1)
     if dropped := network.dropped():
-        found.moment += f", {dropped} packets dropped"
+        injection.moment += f", {dropped} packets dropped"
     named = first_line(NAMED, outputs(job))
-    found.expect(not named, f"a job that had to go on said: {named}")
-    found.expect(len(job.steps()) > before, f"no step in {UNDER_FAULT:.0f} s")
+    injection.expect(not named, f"a job that had to go on said: {named}")
+    injection.expect(len(job.steps()) > before, f"no step in {UNDER_FAULT:.0f} s")
 
 
 def launch_of(job: Job, rank: int) -> int:
@@ -204,14 +204,14 @@ def launch_of(job: Job, rank: int) -> int:
     return pid
 
 
-def wait_for_end(job: Job, found: Injection, since: float) -> None:
+def wait_for_end(job: Job, injection: Injection, since: float) -> None:
     while any(node.process.poll() is None for node in job.nodes) and time.monotonic() < since + PATIENCE:
-        if found.detected is None and re.search(NAMED, outputs(job)):
-            found.detected = round(time.monotonic() - since, 2)
+        if injection.detected is None and re.search(NAMED, outputs(job)):
+            injection.detected = round(time.monotonic() - since, 2)
         time.sleep(0.02)
-    found.ended = round(time.monotonic() - since, 2)
-    found.detected = found.ended if found.detected is None else found.detected
-    found.exits = [-1 if (code := node.process.poll()) is None else code for node in job.nodes]
+    injection.ended = round(time.monotonic() - since, 2)
+    injection.detected = injection.ended if injection.detected is None else injection.detected
+    injection.exits = [-1 if (code := node.process.poll()) is None else code for node in job.nodes]
 
 
 def left(job: Job) -> list[int]:
@@ -225,31 +225,31 @@ def outputs(job: Job) -> str:
     return "\n".join(node.output() for node in job.nodes)
 
 
-def lossy(most: float, network: Network, random: Random, found: Injection) -> None:
+def lossy(most: float, network: Network, random: Random, injection: Injection) -> None:
     share = random.uniform(LOSS[0], most)
     network.lose(share)
-    found.moment = f"{share:.0%} lost"
+    injection.moment = f"{share:.0%} lost"
 
 
-def slow(least: int, network: Network, random: Random, found: Injection) -> None:
+def slow(least: int, network: Network, random: Random, injection: Injection) -> None:
     kilobits = random.randint(least, least * RATE[1] // RATE[0])
     network.slow_down(kilobits)
-    found.moment = f"{kilobits} kbit/s"
+    injection.moment = f"{kilobits} kbit/s"
 
 
-def away(network: Network, random: Random, found: Injection) -> None:
+def away(network: Network, random: Random, injection: Injection) -> None:
     seconds, rank = random.uniform(*AWAY), random.randrange(network.size)
     network.cut(rank, ["-s", "-d"])
     time.sleep(seconds)
-    found.moment = f"node {rank} for {seconds:.1f} s, {network.dropped()} packets dropped"
+    injection.moment = f"node {rank} for {seconds:.1f} s, {network.dropped()} packets dropped"
     network.mend()
 
 
-def cut(network: Network, random: Random, found: Injection) -> None:
+def cut(network: Network, random: Random, injection: Injection) -> None:
     """All packets of a node, or those of one direction."""
     rank, ways = random.randrange(network.size), random.choice([["-s", "-d"], ["-s"], ["-d"]])
     network.cut(rank, ways)
-    found.moment = f"node {rank}, {' and '.join({'-s': 'from it', '-d': 'to it'}[way] for way in ways)}"
+    injection.moment = f"node {rank}, {' and '.join({'-s': 'from it', '-d': 'to it'}[way] for way in ways)}"
 
 
 KINDS = (

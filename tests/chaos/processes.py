@@ -63,81 +63,81 @@ class Run:
 Fault = Callable[[Random, Injection, Run], None]
 
 
-def inject(fault: Fault, random: Random, found: Injection) -> None:
+def inject(fault: Fault, random: Random, injection: Injection) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         run_dir = Path(directory) / "run"
         run = Run(run_dir)
         run.wait_for_steps(2)
         time.sleep(random.uniform(0, 0.3))
-        fault(random, found, run)
+        fault(random, injection, run)
         recorded = rows_of(run_dir)[-1]["step"]
-        found.moment = f"step {recorded}"
-        saved = saved_step(run_dir, found)
-        found.steps_lost = max(0, recorded - saved)
+        injection.moment = f"step {recorded}"
+        saved = saved_step(run_dir, injection)
+        injection.steps_lost = max(0, recorded - saved)
         again = Run(run_dir)
         again.wait_for_steps(MORE_STEPS)
-        found.expect(again.steps()[0] == saved + 1, f"went on with step {again.steps()[0]} instead of {saved + 1}")
+        injection.expect(again.steps()[0] == saved + 1, f"went on with step {again.steps()[0]} instead of {saved + 1}")
         status = again.end(signal.SIGTERM)
-        found.expect(status == 143, f"exit code {status} instead of 143: {again.log.read_text()}")
+        injection.expect(status == 143, f"exit code {status} instead of 143: {again.log.read_text()}")
         row = rows_of(run_dir)[-1]
-        found.expect(row["totals"] == [row["step"] * (row["step"] + 1) // 2], f"wrong total: {row}")
+        injection.expect(row["totals"] == [row["step"] * (row["step"] + 1) // 2], f"wrong total: {row}")
         hidden = [path for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".")]
-        found.files = len(hidden) + (run_dir / OWNER).exists()
-        found.processes = 0
-    found.expect_clean()
+        injection.files = len(hidden) + (run_dir / OWNER).exists()
+        injection.processes = 0
+    injection.expect_clean()
 
 
-def saved_step(run_dir: Path, found: Injection) -> int:
+def saved_step(run_dir: Path, injection: Injection) -> int:
     """The step of the last checkpoint."""
     try:
         last = last_checkpoint(run_dir)
-        found.readable = last is not None
+        injection.readable = last is not None
         return read_checkpoint(last).step if last else 0
     except CheckpointError as error:
-        found.readable = False
-        found.problems.append(str(error))
+        injection.readable = False
+        injection.problems.append(str(error))
         return 0
 
 
-def killed(_: Random, found: Injection, run: Run) -> None:
+def killed(_: Random, injection: Injection, run: Run) -> None:
     run.end(signal.SIGKILL)
-    found.cause = None
+    injection.cause = None
 
 
-def stopped(random: Random, found: Injection, run: Run) -> None:
+def stopped(random: Random, injection: Injection, run: Run) -> None:
     began = time.monotonic()
     number = random.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-    found.exits = [run.end(number)]
-    found.detected = found.ended = round(time.monotonic() - began, 3)
-    found.expect(found.exits == [128 + number], f"exit code {found.exits} after {number.name}")
-    found.cause = first_line(f"error: stopped by {number.name}", run.log.read_text())
+    injection.exits = [run.end(number)]
+    injection.detected = injection.ended = round(time.monotonic() - began, 3)
+    injection.expect(injection.exits == [128 + number], f"exit code {injection.exits} after {number.name}")
+    injection.cause = first_line(f"error: stopped by {number.name}", run.log.read_text())
 
 
-def second_run(random: Random, found: Injection, run: Run) -> None:
+def second_run(random: Random, injection: Injection, run: Run) -> None:
     """Another run starts in the same directory; the first one goes on."""
     began = time.monotonic()
     command = [sys.executable, "-m", "tests.chaos.counting", str(run.run_dir), "--alone"]
     other = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    found.detected = round(time.monotonic() - began, 3)
-    found.exits = [other.returncode]
-    found.expect(other.returncode == 2, f"exit code {other.returncode} instead of 2: {other.stderr}")
-    found.cause = first_line(f"process {run.process.pid} .*writes into this directory", other.stderr)
+    injection.detected = round(time.monotonic() - began, 3)
+    injection.exits = [other.returncode]
+    injection.expect(other.returncode == 2, f"exit code {other.returncode} instead of 2: {other.stderr}")
+    injection.cause = first_line(f"process {run.process.pid} .*writes into this directory", other.stderr)
     run.wait_for_steps(MORE_STEPS)
     steps = run.steps()
-    found.expect(steps == list(range(steps[0], steps[-1] + 1)), f"steps {steps}")
+    injection.expect(steps == list(range(steps[0], steps[-1] + 1)), f"steps {steps}")
     run.end(signal.SIGTERM)
 
 
-def clock_jump(random: Random, found: Injection, run: Run) -> None:
+def clock_jump(random: Random, injection: Injection, run: Run) -> None:
     """The clock of the run's process is set forward or back, up to a day."""
     run.clock.write_text(str(random.choice((-1, 1)) * random.uniform(1, 86400)))
     run.wait_for_steps(MORE_STEPS)
-    found.cause = None  # nothing is wrong with the run
+    injection.cause = None  # nothing is wrong with the run
     if random.random() < 0.5:
         run.clock.unlink()
         run.wait_for_steps(MORE_STEPS)
-    found.exits = [run.end(signal.SIGTERM)]
-    found.expect(found.exits == [143], f"exit code {found.exits}: {run.log.read_text()}")
+    injection.exits = [run.end(signal.SIGTERM)]
+    injection.expect(injection.exits == [143], f"exit code {injection.exits}: {run.log.read_text()}")
 
 
 def rows_of(run_dir: Path) -> list[dict[str, int]]:

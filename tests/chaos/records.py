@@ -20,14 +20,14 @@ from trainer.records.tracking import Tracker
 Damage = Callable[[Random, bytes], bytes]
 
 
-def inject(damage: Damage, random: Random, found: Injection) -> None:
+def inject(damage: Damage, random: Random, injection: Injection) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         run_dir = Path(shutil.copytree(whole_run(), Path(directory) / "run"))
         file = run_dir / random.choice((METRICS, SAMPLES, WAITS))
         lines = file.read_bytes().splitlines(keepends=True)
         lines.insert(1, damage(random, lines[0]))
         file.write_bytes(b"".join(lines))
-        found.moment = f"in {file.name}"
+        injection.moment = f"in {file.name}"
         messages, began = Messages(), time.monotonic()
         logger = logging.getLogger("trainer")
         logger.addHandler(messages)
@@ -38,14 +38,16 @@ def inject(damage: Damage, random: Random, found: Injection) -> None:
                 tracker.log(2, {"reward/mean": 1.0})
         finally:
             logger.removeHandler(messages)
-        found.detected = round(time.monotonic() - began, 3)
+        injection.detected = round(time.monotonic() - began, 3)
         named = [said for said in messages.said if f"{file}: 1 line is no record and is left out: line 2" in said]
-        found.expect(len(named) == 2, f"named {len(named)} times, by the report and by the run that goes on: {named}")
-        found.cause = named[0] if named else ""
+        injection.expect(
+            len(named) == 2, f"named {len(named)} times, by the report and by the run that goes on: {named}"
+        )
+        injection.cause = named[0] if named else ""
         steps = [row["step"] for row in read_records(run_dir / METRICS, METRICS_ROWS, lambda _: None)]
-        found.expect(steps == [1, 2], f"recorded {steps}")
-        found.files = sum(path.name.startswith(".") for path in run_dir.iterdir())
-    found.expect_clean()
+        injection.expect(steps == [1, 2], f"recorded {steps}")
+        injection.files = sum(path.name.startswith(".") for path in run_dir.iterdir())
+    injection.expect_clean()
 
 
 def torn(random: Random, line: bytes) -> bytes:

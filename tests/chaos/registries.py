@@ -32,24 +32,24 @@ TAG = "latest"
 Fault = Callable[[Server], None]
 
 
-def inject(fault: Fault, random: Random, found: Injection) -> None:
+def inject(fault: Fault, random: Random, injection: Injection) -> None:
     os.environ["PATH"] = f"{ROOT / 'build/tools/bin'}:{os.environ['PATH']}"
     transport.TIMEOUT = (PATIENCE, PATIENCE)
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         server = make_server(Path(directory), trustme.CA(key_type=trustme.KeyType.ECDSA))
         server.start()
         try:
-            strike(fault, random, found, server)
+            strike(fault, random, injection, server)
         finally:
             server.kill()
-        found.processes = int(server.process is not None and server.process.poll() is None)
-    found.expect_clean()
+        injection.processes = int(server.process is not None and server.process.poll() is None)
+    injection.expect_clean()
 
 
-def strike(fault: Fault, random: Random, found: Injection, server: Server) -> None:
+def strike(fault: Fault, random: Random, injection: Injection, server: Server) -> None:
     layers = [random.randbytes(LAYER_BYTES) for _ in range(LAYERS)]
     received, struck = random.uniform(0, 0.9), list[float]()
-    found.moment = f"{received:.0%} received"
+    injection.moment = f"{received:.0%} received"
 
     def watch() -> None:
         deadline = time.monotonic() + DEADLINE
@@ -62,20 +62,20 @@ def strike(fault: Fault, random: Random, found: Injection, server: Server) -> No
     watcher.start()
     try:
         push(connect(server, "chaos/image", patience=PATIENCE), layers)
-        found.problems.append("the push succeeded")
+        injection.problems.append("the push succeeded")
     except RegistryError as error:
-        found.cause = str(error) if error.hint else ""
-        found.exits = [error.exit_code]
+        injection.cause = str(error) if error.hint else ""
+        injection.exits = [error.exit_code]
     watcher.join()
-    found.detected = round(time.monotonic() - struck[0], 3)
-    found.expect(server.tags("chaos/image") == set(), "an incomplete image has a tag")
+    injection.detected = round(time.monotonic() - struck[0], 3)
+    injection.expect(server.tags("chaos/image") == set(), "an incomplete image has a tag")
     server.kill()
     server.start()
     again = connect(server, "chaos/image", patience=DEADLINE)
     transport.TIMEOUT = (DEADLINE, DEADLINE)
     blobs = push(again, layers)
-    found.readable = [again.blob(blob) for blob in blobs] == layers
-    found.expect(server.tags("chaos/image") == {TAG}, "the second push has no tag")
+    injection.readable = [again.blob(blob) for blob in blobs] == layers
+    injection.expect(server.tags("chaos/image") == {TAG}, "the second push has no tag")
 
 
 def push(registry: Registry, layers: list[bytes]) -> list[Descriptor]:

@@ -27,7 +27,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-def inject(number: signal.Signals, random: Random, found: Injection) -> None:
+def inject(number: signal.Signals, random: Random, injection: Injection) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         file = Path(directory) / "reward.py"
         file.write_text(FUNCTION)
@@ -36,9 +36,9 @@ def inject(number: signal.Signals, random: Random, found: Injection) -> None:
         struck: list[float] = []
 
         def strike() -> None:
-            own = [pid for pid, parent in parents().items() if parent == os.getpid() and is_reward_process(pid)]
+            children = [pid for pid, parent in parents().items() if parent == os.getpid() and is_reward_process(pid)]
             time.sleep(random.uniform(0, SECONDS * ANSWERS / PROCESSES))
-            os.kill(random.choice(own), number)
+            os.kill(random.choice(children), number)
             struck.append(time.monotonic())
 
         with RewardPool(settings, PROCESSES) as pool:
@@ -50,18 +50,18 @@ def inject(number: signal.Signals, random: Random, found: Injection) -> None:
             attacker.start()
             scored = pool.score(answers)
             attacker.join()
-            found.detected = round(time.monotonic() - struck[0], 3)
-            found.ended = None
-            failures = [one.failure for one in scored if one.failure]
-            found.moment = "while it scored" if failures else "while it waited"
-            found.cause = failures[0] if failures else None
-            found.expect(len(failures) <= 1, f"{len(failures)} samples lost")
-            right = [one.value == row for row, one in enumerate(scored) if not one.failure]
-            found.expect(all(right), "a wrong score")
-            again = [one.value for one in pool.score(answers)]
-            found.expect(again == list(range(ANSWERS)), "the next batch has wrong scores")
-        found.processes = sum(parent == os.getpid() and is_reward_process(pid) for pid, parent in parents().items())
-    found.expect_clean()
+            injection.detected = round(time.monotonic() - struck[0], 3)
+            injection.ended = None
+            failures = [score.failure for score in scored if score.failure]
+            injection.moment = "while it scored" if failures else "while it waited"
+            injection.cause = failures[0] if failures else None
+            injection.expect(len(failures) <= 1, f"{len(failures)} samples lost")
+            right = [score.value == row for row, score in enumerate(scored) if not score.failure]
+            injection.expect(all(right), "a wrong score")
+            again = [score.value for score in pool.score(answers)]
+            injection.expect(again == list(range(ANSWERS)), "the next batch has wrong scores")
+        injection.processes = sum(parent == os.getpid() and is_reward_process(pid) for pid, parent in parents().items())
+    injection.expect_clean()
 
 
 def is_reward_process(pid: int) -> bool:

@@ -45,35 +45,35 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def inject(random: Random, found: Injection) -> None:
+def inject(random: Random, injection: Injection) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory, slow_disk(Path(directory)) as (device, disk):
         rate, run_dir, log = random.randint(*RATE), disk / "run", Path(directory) / "log"
-        found.moment = f"{rate / 2**20:.2f} MiB/s"
-        train(disk, STEPS, log, found, run_dir, ("--device-write-bps", f"{device}:{rate}"))
-        found.cause = first_line(WAITS, log.read_text())
+        injection.moment = f"{rate / 2**20:.2f} MiB/s"
+        train(disk, STEPS, log, injection, run_dir, ("--device-write-bps", f"{device}:{rate}"))
+        injection.cause = first_line(WAITS, log.read_text())
         recorded = [row["step"] for row in rows_of(run_dir)]
-        found.expect(recorded == list(range(1, STEPS + 1)), f"recorded {recorded}")
+        injection.expect(recorded == list(range(1, STEPS + 1)), f"recorded {recorded}")
         postponed = sum(row.get("checkpoint/postponed", 0) for row in rows_of(run_dir))
-        found.expect(postponed > 0, "no checkpoint is counted as postponed")
+        injection.expect(postponed > 0, "no checkpoint is counted as postponed")
         failed = sum(row.get("checkpoint/failed", 0) for row in rows_of(run_dir))
-        found.expect(not failed, f"{failed:.0f} checkpoints failed")
+        injection.expect(not failed, f"{failed:.0f} checkpoints failed")
         try:
             last = last_checkpoint(run_dir)
-            found.readable = last is not None
-            found.steps_lost = STEPS - checkpoint_step(last) if last else STEPS
+            injection.readable = last is not None
+            injection.steps_lost = STEPS - checkpoint_step(last) if last else STEPS
         except CheckpointError as error:
-            found.readable = False
-            found.problems.append(str(error))
+            injection.readable = False
+            injection.problems.append(str(error))
         status = train(disk, STEPS + 1, log, None, run_dir)
-        found.expect(status == 0, f"the next start ended with {status}: {log.read_text()[-2000:]}")
+        injection.expect(status == 0, f"the next start ended with {status}: {log.read_text()[-2000:]}")
         steps = [row["step"] for row in rows_of(run_dir)][STEPS:]
-        found.expect(steps == [STEPS + 1], f"the next start recorded {steps}")
-        found.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
-    found.expect_clean()
+        injection.expect(steps == [STEPS + 1], f"the next start recorded {steps}")
+        injection.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
+    injection.expect_clean()
 
 
 def train(
-    disk: Path, steps: int, log: Path, found: Injection | None, run_dir: Path, options: tuple[str, ...] = ()
+    disk: Path, steps: int, log: Path, injection: Injection | None, run_dir: Path, options: tuple[str, ...] = ()
 ) -> int:
     """Trains in a container; the exit status. Notes how long after the first save the log says that the next waits."""
     command = ["docker", "run", "--rm", "--init", "--shm-size", "1g", *options, "-v", f"{disk}:{disk}"]
@@ -89,16 +89,16 @@ def train(
                     raise NotStartedError(f"a run of {steps} steps takes longer: {log.read_text()[-2000:]}")
                 if saving is None and any((run_dir / "checkpoints").glob(".*")):
                     saving = now
-                if found and saving and found.detected is None and first_line(WAITS, log.read_text()):
-                    found.detected = round(now - saving, 2)
+                if injection and saving and injection.detected is None and first_line(WAITS, log.read_text()):
+                    injection.detected = round(now - saving, 2)
                 time.sleep(0.02)
         finally:
             process.terminate()
-    if found:
+    if injection:
         if process.returncode and not rows_of(run_dir):
             raise NotStartedError(f"no step: {log.read_text()[-2000:]}")
-        found.exits = [process.returncode]
-        found.expect(found.exits == [0], f"exit code {found.exits}: {log.read_text()[-2000:]}")
+        injection.exits = [process.returncode]
+        injection.expect(injection.exits == [0], f"exit code {injection.exits}: {log.read_text()[-2000:]}")
     return process.returncode
 
 

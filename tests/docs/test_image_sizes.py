@@ -22,8 +22,8 @@ TOLERANCE = 0.05  # a plan is a prediction, and locks are refreshed more often t
 @pytest.mark.parametrize(("target", "variant"), SIZES)
 def test_the_recorded_size_is_that_of_the_lock(target: str, variant: str, tmp_path: Path) -> None:
     matrix = load_matrix(ROOT)
-    found = matrix.variant(target, variant)
-    planned = make_plan(matrix, found, find_lock(matrix, found), tmp_path).total_bytes
+    pinned = matrix.variant(target, variant)
+    planned = make_plan(matrix, pinned, find_lock(matrix, pinned), tmp_path).total_bytes
     assert SIZES[target, variant]["bytes"] == pytest.approx(planned, rel=TOLERANCE)
 
 

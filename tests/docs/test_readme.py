@@ -16,6 +16,7 @@ import buildkit.cli
 import trainer.cli
 from entrypoints.cli import SUBCOMMANDS
 from entrypoints.cli import _parser as launch_parser
+from trainer.main_ppo import preset_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,11 +49,14 @@ def parse(command: Any, name: str, words: list[str]) -> None:
 
 
 def parse_launch(words: list[str]) -> None:
-    parsed = launch_parser({}).parse_args(words)
-    if parsed.words[:1] == ["train"]:
-        parse_trainer(parsed.words)
-    else:
-        assert parsed.words[0] in SUBCOMMANDS
+    match launch_parser({}).parse_args(words).words:
+        case ["train", *_] as command:
+            parse_trainer(command)
+        case ["--", "python3", "-m", module, *_]:
+            assert module.startswith("verl.")
+            assert preset_of(module)
+        case [subcommand, *_]:
+            assert subcommand in SUBCOMMANDS
 
 
 def parse_trainer(words: list[str]) -> None:
@@ -97,12 +101,8 @@ def settings(line: str) -> list[str]:
     return presets + [word for word in words if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
 
 
-@pytest.mark.parametrize("given", [found for line, _ in COMMANDS if (found := settings(line))], ids=" ".join)
+@pytest.mark.parametrize("given", [given for line, _ in COMMANDS if (given := settings(line))], ids=" ".join)
 def test_settings_are_accepted(given: list[str]) -> None:
     command = [sys.executable, "-m", "trainer", "config", "--check", *given]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) < 120

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from trainer.config.trees import TREES
 from trainer.records.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,21 @@ def pages() -> dict[str, Callable[[], str]]:
 def test_page_matches_the_code(name: str) -> None:
     written = (REFERENCE / name).read_text(encoding="utf-8")
     assert written == pages()[name](), "run: python docs/reference/generate.py"
+
+
+def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from setting_names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_every_setting_of_every_command_is_listed_under_its_full_name() -> None:
+    page = (REFERENCE / "settings.md").read_text(encoding="utf-8")
+    names = {name for tree in TREES.values() for name in setting_names(tree)}
+    assert len(names) > 200
+    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_percent_signs_stand_as_in_the_terminal() -> None:

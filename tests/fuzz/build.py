@@ -73,22 +73,24 @@ def files(random: Random) -> dict[str, bytes]:
     return {path: octets(random, [content]) for path, content in FILES.items() if random.random() < 0.95}
 
 
-def toml(found: Any) -> str:
+def toml(value: Any) -> str:
     """A value as TOML, with tables on one line."""
-    if isinstance(found, dict):
-        return "{" + ", ".join(f"{json.dumps(str(key))} = {toml(one)}" for key, one in found.items()) + "}"
-    if isinstance(found, list):
-        return "[" + ", ".join(map(toml, found)) + "]"
-    return str(found) if isinstance(found, float) else json.dumps(found if found is not None else "")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(key))} = {toml(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return str(value) if isinstance(value, float) else json.dumps(value if value is not None else "")
 
 
 def matrix(random: Random) -> str:
     """Damaged text, or a damaged tree as valid TOML."""
     if random.random() < 0.2:
         return text(random, (MATRIX,))
-    found = tree(random, [TABLES])
+    tables = tree(random, [TABLES])
     return (
-        "".join(f"{json.dumps(key)} = {toml(one)}\n" for key, one in found.items()) if isinstance(found, dict) else ""
+        "".join(f"{json.dumps(key)} = {toml(entry)}\n" for key, entry in tables.items())
+        if isinstance(tables, dict)
+        else ""
     )
 
 
@@ -105,9 +107,14 @@ OURS = (BuildkitError,)
 
 def show_certificate(document: Any) -> str:
     """Everything that `buildkit targets` does with a statement."""
-    found = read_statement(json.dumps(document).encode())
-    refuse_unproven(found)
-    return found.file_name + found.identifier + Contributed(Path(), found).summary + json.dumps(asdict(found))
+    certificate = read_statement(json.dumps(document).encode())
+    refuse_unproven(certificate)
+    return (
+        certificate.file_name
+        + certificate.identifier
+        + Contributed(Path(), certificate).summary
+        + json.dumps(asdict(certificate))
+    )
 
 
 PIP = """[global]

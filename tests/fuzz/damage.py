@@ -41,31 +41,31 @@ class Target:
 
 def text(random: Random, seeds: Sequence[str], most: int = 4) -> str:
     """A valid text with up to `most` changes: cuts, insertions, repetitions, and parts of another one."""
-    found = random.choice(seeds)
+    damaged = random.choice(seeds)
     for _ in range(random.randint(0, most)):
-        start = random.randint(0, len(found))
-        end = min(len(found), start + random.choice((0, 1, 1, 2, 8)))
+        start = random.randint(0, len(damaged))
+        end = min(len(damaged), start + random.choice((0, 1, 1, 2, 8)))
         match random.randrange(4):
             case 0:
                 middle = random.choice(PIECES)
             case 1:
                 middle = ""
             case 2:
-                middle = found[start:end] * random.choice((2, 3))
+                middle = damaged[start:end] * random.choice((2, 3))
             case _:
                 other = random.choice(seeds)
                 at = random.randint(0, len(other))
                 middle = other[at : at + random.randint(0, 12)]
-        found = found[:start] + middle + found[end:]
-    return found
+        damaged = damaged[:start] + middle + damaged[end:]
+    return damaged
 
 
 def octets(random: Random, seeds: Sequence[str]) -> bytes:
     """A damaged text as bytes, some of them not UTF-8."""
-    found = bytearray(text(random, seeds).encode("utf-8", "surrogatepass"))
-    if found and random.random() < 0.3:
-        found[random.randrange(len(found))] = random.randrange(256)
-    return bytes(found)
+    damaged = bytearray(text(random, seeds).encode("utf-8", "surrogatepass"))
+    if damaged and random.random() < 0.3:
+        damaged[random.randrange(len(damaged))] = random.randrange(256)
+    return bytes(damaged)
 
 
 def value(random: Random, depth: int = 2) -> Any:
@@ -80,18 +80,18 @@ def value(random: Random, depth: int = 2) -> Any:
 
 def tree(random: Random, seeds: Sequence[Any], most: int = 3) -> Any:
     """A valid tree with up to `most` values replaced, removed or renamed."""
-    found = [copy.deepcopy(random.choice(seeds))]
+    root = [copy.deepcopy(random.choice(seeds))]
     for _ in range(random.randint(0, most)):
-        parent: Any = found
+        parent: Any = root
         key: Any = 0
         while isinstance(parent[key], list | dict) and parent[key] and random.random() < 0.8:
             parent = parent[key]
             key = random.choice(list(parent)) if isinstance(parent, dict) else random.randrange(len(parent))
         change = random.randrange(4)
-        if change == 0 and parent is not found:
+        if change == 0 and parent is not root:
             del parent[key]
         elif change == 1 and isinstance(parent, dict):
             parent[text(random, [str(key)], 1)] = parent.pop(key)
         else:
             parent[key] = value(random)
-    return found[0]
+    return root[0]

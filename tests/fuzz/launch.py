@@ -22,14 +22,19 @@ LINES = (
 
 
 def variables(random: Random) -> dict[str, str]:
-    found = dict(random.choice([{}, *RECORDED]))
+    environment = dict(random.choice([{}, *RECORDED]))
     for _ in range(random.randrange(4)):
         name = random.choice([*NAMES, *OURS])
-        choices = (*DAMAGE, found.get(name, ""), text(random, HOSTS), text(random, [found.get(name, "4(x2)")]))
-        found[name] = random.choice(choices).replace("\0", "")
+        choices = (
+            *DAMAGE,
+            environment.get(name, ""),
+            text(random, HOSTS),
+            text(random, [environment.get(name, "4(x2)")]),
+        )
+        environment[name] = random.choice(choices).replace("\0", "")
     for name in random.sample(NAMES, random.randrange(3)):
-        found.pop(name, None)
-    return {**found, "PATH": ""}
+        environment.pop(name, None)
+    return {**environment, "PATH": ""}
 
 
 def read_line(line: bytes) -> None:
@@ -42,6 +47,6 @@ def read_line(line: bytes) -> None:
 
 TARGETS = (
     Target("host lists", lambda random: text(random, HOSTS), lambda hosts: compress(expand(hosts)), (HostlistError,)),
-    Target("scheduler environments", variables, lambda found: detect(found, "n1"), (DetectionError,)),
+    Target("scheduler environments", variables, lambda environment: detect(environment, "n1"), (DetectionError,)),
     Target("control port messages", lambda random: octets(random, LINES), read_line, (ChannelLostError,)),
 )

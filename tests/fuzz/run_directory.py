@@ -122,7 +122,7 @@ def _damage(random: Random, file: str) -> Damage:
     if file.endswith(SEALED) and isinstance(trees[0], dict):
         trees[0].pop("sha256", None)
         return Damage(file, with_seal(trees[0]).encode())
-    return Damage(file, "".join(json.dumps(found) + "\n" for found in trees).encode())
+    return Damage(file, "".join(json.dumps(document) + "\n" for document in trees).encode())
 
 
 def read_run_directory(given: DamagedRun) -> None:

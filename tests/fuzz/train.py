@@ -96,16 +96,16 @@ def in_file(name: str, read: Callable[[Path], object]) -> Callable[[Any], object
     return run
 
 
-def dumped(found: Any) -> bytes:
-    return json.dumps(found).encode()
+def dumped(document: Any) -> bytes:
+    return json.dumps(document).encode()
 
 
 def settings_file(random: Random) -> bytes:
     """Damaged YAML text, or a damaged tree as YAML, some of it recursive."""
-    found = tree(random, SETTINGS)
-    if isinstance(found, dict) and random.random() < 0.05:
-        found["actor"] = found
-    written = yaml.safe_dump(found, allow_unicode=True)
+    tree_of_settings = tree(random, SETTINGS)
+    if isinstance(tree_of_settings, dict) and random.random() < 0.05:
+        tree_of_settings["actor"] = tree_of_settings
+    written = yaml.safe_dump(tree_of_settings, allow_unicode=True)
     return octets(random, [written]) if random.random() < 0.5 else written.encode("utf-8", "surrogatepass")
 
 
@@ -130,7 +130,7 @@ class Tokenizer:
         return self.chat_template
 
     def __call__(self, texts: Any, **_options: object) -> dict[str, Any]:
-        many = [[ord(character) for character in one] for one in ([texts] if isinstance(texts, str) else texts)]
+        many = [[ord(character) for character in line] for line in ([texts] if isinstance(texts, str) else texts)]
         return {"input_ids": many[0] if isinstance(texts, str) else many}
 
     def apply_chat_template(self, messages: Any, **_options: object) -> str:
@@ -204,11 +204,11 @@ def read_state(path: Path) -> object:
     return read_checkpoint(checkpoint, model=path.parent)
 
 
-def sealed_or_not(found: Any) -> Callable[[Random], bytes]:
+def sealed_or_not(document: Any) -> Callable[[Random], bytes]:
     """A damaged tree, most often with the SHA-256 that fits."""
 
     def make(random: Random) -> bytes:
-        drawn = tree(random, [found])
+        drawn = tree(random, [document])
         return with_seal(drawn).encode() if isinstance(drawn, dict) and random.random() < 0.9 else dumped(drawn)
 
     return make
@@ -258,12 +258,12 @@ REQUEST = {
 
 
 def score(random: Random) -> Any:
-    found = {"score": value(random), "token_rewards": [[0, value(random)], value(random)], "pred": value(random)}
-    return random.choice([value(random), tree(random, [found, {"score": 1.0, "other": value(random)}])])
+    scored = {"score": value(random), "token_rewards": [[0, value(random)], value(random)], "pred": value(random)}
+    return random.choice([value(random), tree(random, [scored, {"score": 1.0, "other": value(random)}])])
 
 
-def read_score(found: Any) -> object:
-    return as_scored(found, Answer("x", "x", "2", {}, (1, 2)))
+def read_score(given: Any) -> object:
+    return as_scored(given, Answer("x", "x", "2", {}, (1, 2)))
 
 
 TARGETS = (

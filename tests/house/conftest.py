@@ -30,9 +30,9 @@ class Project:
     def insert(self, path: str, before: str, text: str) -> None:
         """Writes text before the last occurrence of another."""
         old = (self.folder / path).read_text(encoding="utf-8")
-        head, found, tail = old.rpartition(before)
-        assert found
-        (self.folder / path).write_text(f"{head}{text}{found}{tail}", encoding="utf-8")
+        head, anchor, tail = old.rpartition(before)
+        assert anchor
+        (self.folder / path).write_text(f"{head}{text}{anchor}{tail}", encoding="utf-8")
 
     def touched(self) -> set[str]:
         """The files that were added or changed."""

@@ -165,8 +165,8 @@ def test_a_scheduler_is_one_file_and_its_record(project: Project) -> None:
     project.write("entrypoints/environments/schedulers/acme.py", SCHEDULER)
     project.write("tests/entrypoints/environments/recorded/acme.toml", RECORD)
     variables = {"ACME_JOB": "7", "ACME_RANK": "1", "ACME_NODES": "2", "ACME_HEAD": "n1"}
-    found = json.loads(project.output("-m", "entrypoints", "explain", "--json", **variables))
-    assert (found["environment"], found["node_count"], found["node_rank"], found["head"]) == ("acme", 2, 1, "n1")
+    shown = json.loads(project.output("-m", "entrypoints", "explain", "--json", **variables))
+    assert (shown["environment"], shown["node_count"], shown["node_rank"], shown["head"]) == ("acme", 2, 1, "n1")
     tests = "tests/entrypoints/environments/test_recorded_environments.py"
     generated = f"{tests}::test_the_page_of_environments_is_current"
     project.output("-m", "pytest", "-q", tests, "--deselect", generated)
@@ -184,7 +184,7 @@ def test_an_algorithm_with_a_setting_of_its_own_is_one_file(project: Project) ->
     assert theirs["algorithm"]["advantage"] == "centered"
     sizes = ("rollout.samples_per_prompt=1", "actor.mini_batch_size=64")
     alone = project.run("-m", "trainer", "config", "algorithm.advantage=centered", *sizes)
-    assert "algorithm.advantage=centered has nothing to compare a response with" in alone.stderr
+    assert "algorithm.advantage=centered compares the responses to a prompt" in alone.stderr
     assert project.touched() == {"trainer/algorithms/advantages/centered.py"}
 
 
@@ -205,8 +205,8 @@ def test_a_correction_is_one_file(project: Project) -> None:
 
 def test_a_reward_rule_with_a_setting_of_its_own_is_one_file(project: Project) -> None:
     project.write("trainer/rewards/rules/contains.py", REWARD_RULE)
-    found = json.loads(project.settings("reward.name=contains", "reward.needle=42"))
-    assert (found["reward"]["name"], found["reward"]["needle"]) == ("contains", "42")
+    shown = json.loads(project.settings("reward.name=contains", "reward.needle=42"))
+    assert (shown["reward"]["name"], shown["reward"]["needle"]) == ("contains", "42")
     assert "reward.needle" in project.run("-m", "trainer", "config", "reward.name=contains").stderr
     assert project.touched() == {"trainer/rewards/rules/contains.py"}
 
@@ -221,8 +221,8 @@ def test_a_rollout_engine_and_a_training_backend_are_one_file_each(project: Proj
     """Their classes need torch, so only the settings are read here; tests inside the image run the real ones."""
     project.write("trainer/rollout/backends/sglang.py", "")
     project.write("trainer/models/backends/titan.py", "")
-    found = json.loads(project.settings("rollout.engine=sglang", "actor.backend=titan"))
-    assert (found["rollout"]["engine"], found["actor"]["backend"]) == ("sglang", "titan")
+    shown = json.loads(project.settings("rollout.engine=sglang", "actor.backend=titan"))
+    assert (shown["rollout"]["engine"], shown["actor"]["backend"]) == ("sglang", "titan")
     assert project.touched() == {"trainer/rollout/backends/sglang.py", "trainer/models/backends/titan.py"}
 
 

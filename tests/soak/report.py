@@ -49,9 +49,9 @@ def outcome(directory: Path, mode: str, events: Rows, problems: list[str]) -> st
     text = log.read_text() if log.exists() else ""
     alarms = text.count("no progress in") - sum("stopped" in row["event"] for row in faults)
     same = curve(directory, mode, problems)
-    for wrong, what in ((left, "processes left"), (files, "files left"), (text.count("Traceback"), "tracebacks")):
+    for wrong, kind in ((left, "processes left"), (files, "files left"), (text.count("Traceback"), "tracebacks")):
         if wrong:
-            problems.append(f"{mode}: {wrong} {what}")
+            problems.append(f"{mode}: {wrong} {kind}")
     steps = max((int(row["step"]) for row in rows_of(directory / mode)), default=0)
     return f"| {mode} | {steps} | {len(faults)} | {len(jobs)} | {left}, {files} | {max(alarms, 0)} | {same} |"
 
@@ -87,10 +87,10 @@ def grown(name: str, samples: Rows, mode: str, problems: list[str]) -> str:
     """A cell of the second table."""
     stretches = []
     for stretch in dict.fromkeys(row["stretch"] for row in samples):
-        own = [row for row in samples if row["stretch"] == stretch]
-        settled = max(stretch + SETTLED, (stretch + own[-1]["seconds"]) / 2)
-        own = [row for row in own if row["seconds"] > settled]
-        stretches.append(([row["seconds"] for row in own], [row[name] for row in own]))
+        rows = [row for row in samples if row["stretch"] == stretch]
+        settled = max(stretch + SETTLED, (stretch + rows[-1]["seconds"]) / 2)
+        rows = [row for row in rows if row["seconds"] > settled]
+        stretches.append(([row["seconds"] for row in rows], [row[name] for row in rows]))
     level, slope = growth([stretch for stretch in stretches if len(stretch[0]) > 1])
     if level != level:
         return "-"

@@ -76,8 +76,8 @@ class Soak:
             self._look_back(job, name)
 
     def _job(self, name: str, steps: int, mode: str = "") -> Job:
-        own = (f"trainer.run_id={name}", f"trainer.mode={mode or name}", f"trainer.total_steps={steps}")
-        command = [sys.executable, "-m", "trainer", "train", *self._settings, *own]
+        settings = (f"trainer.run_id={name}", f"trainer.mode={mode or name}", f"trainer.total_steps={steps}")
+        command = [sys.executable, "-m", "trainer", "train", *self._settings, *settings]
         return Job(self.directory / name, 2, command)
 
     def _watch(self, job: Job, mode: str, end: float, fault_every: float) -> None:

@@ -25,17 +25,17 @@ MIB = 2**20
 
 def sample(pids: Iterable[int], files: Iterable[Path]) -> dict[str, float]:
     """Memory in MiB by kind of process, and numbers of processes, descriptors and new files; shared memory in MiB."""
-    found = {f"{kind}, MiB": 0.0 for kind in (*KINDS, "others")}
-    found |= {"processes": 0.0, "descriptors": 0.0}
+    values = {f"{kind}, MiB": 0.0 for kind in (*KINDS, "others")}
+    values |= {"processes": 0.0, "descriptors": 0.0}
     for pid in pids:
         with suppress(OSError):
             held = memory(pid)
-            found["descriptors"] += len(list(Path(f"/proc/{pid}/fd").iterdir()))
-            found["processes"] += 1
-            found[f"{kind_of(description(pid))}, MiB"] += held
+            values["descriptors"] += len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            values["processes"] += 1
+            values[f"{kind_of(description(pid))}, MiB"] += held
     sizes = [size for root in files for size in _sizes(root)]
     return {
-        **{name: round(value, 1) for name, value in found.items()},
+        **{name: round(value, 1) for name, value in values.items()},
         "files in /tmp and /dev/shm": float(len(sizes)),
         "their size, MiB": round(sum(sizes) / MIB, 1),
     }
@@ -44,8 +44,8 @@ def sample(pids: Iterable[int], files: Iterable[Path]) -> dict[str, float]:
 def memory(pid: int) -> float:
     """The process's share of memory in MiB; pages that n processes map count as 1/n."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
-    return int(found[1]) / 1024 if found else 0.0
+    match = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+    return int(match[1]) / 1024 if match else 0.0
 
 
 def kind_of(process: str) -> str:
@@ -54,12 +54,12 @@ def kind_of(process: str) -> str:
 
 def _sizes(root: Path) -> list[int]:
     """Bytes on disk of the files under a path."""
-    found = []
+    sizes = []
     for path in [root, *(root.rglob("*") if root.is_dir() else ())]:
         with suppress(OSError):
             if path.is_file() and not path.is_symlink():
-                found.append(path.stat().st_blocks * 512)
-    return found
+                sizes.append(path.stat().st_blocks * 512)
+    return sizes
 
 
 def growth(stretches: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, float]:

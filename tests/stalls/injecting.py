@@ -56,8 +56,8 @@ class Releasing(Watch):
         if silent := [address for address, host in self._readers.read(asked).hosts.items() if host is None]:
             raise NotStartedError(f"no reader of stalls on {', '.join(silent)}")
 
-    def _say(self, method: str, seconds: float, found: Explanation, reading: Reading) -> None:
-        super()._say(method, seconds, found, reading)
+    def _say(self, method: str, seconds: float, explanation: Explanation, reading: Reading) -> None:
+        super()._say(method, seconds, explanation, reading)
         self.explained = time.monotonic()
         self.release()
 
@@ -213,12 +213,12 @@ def inject(job: Job, injection: Injection) -> Record:
     lines = list(job.said.lines)
     if died:
         lines = [died, *lines] if injection.fault.act == "die" else [*lines, died]
-    found = job.result(injection, begin, lines)
+    outcome = job.result(injection, begin, lines)
     if died or early:
         job.restart()
     if early:
         raise NotStartedError(f"a stall was explained before the fault began: {early}")
-    return found
+    return outcome
 
 
 class Outside(Protocol):
@@ -260,11 +260,11 @@ def stall_a_node(job: Job, injection: Injection, outside: Outside) -> Record:
         raise NotStartedError(f"the fault had not begun: {early or died}")
     address = job.address(injection.rank)
     addresses = {"head": job.address(0), "collectives": os.environ[NETWORK] + address.rpartition(".")[2]}
-    found = job.result(injection, outside.begun, [*job.said.lines, *filter(None, [died])], **addresses)
+    outcome = job.result(injection, outside.begun, [*job.said.lines, *filter(None, [died])], **addresses)
     if died:
         outside.end()
         job.restart()
-    return found
+    return outcome
 
 
 def healthy_steps(job: Job, seconds: float) -> tuple[int, int]:

@@ -57,8 +57,8 @@ def main() -> None:
             for order in other.orders():
                 (fault,) = [fault for fault in FAULTS if fault.name == order["fault"]]
                 injection = draw(fault, int(order["seed"]), nodes)
-                found = stall_a_node(job, injection, other) if fault.at == "node" else inject(job, injection)
-                say("record", asdict(found))
+                outcome = stall_a_node(job, injection, other) if fault.at == "node" else inject(job, injection)
+                say("record", asdict(outcome))
     except NotStartedError as error:
         say("not started", str(error))
 

@@ -37,27 +37,30 @@ def record(file: Path, result: Record) -> None:
 
 def in_turn(faults: Sequence[Fault], where: str, file: Path, seeds: Sequence[int]) -> list[tuple[Fault, int]]:
     """The missing seeds of each fault: the first of every fault, then the second, and so on."""
-    done = {(one.where, one.fault, one.seed) for one in recorded(file)}
+    done = {(entry.where, entry.fault, entry.seed) for entry in recorded(file)}
     return [(fault, seed) for seed in seeds for fault in faults if (where, fault.name, seed) not in done]
 
 
 def markdown(records: Sequence[Record]) -> list[str]:
     """Lines of a table with a row per fault and a column per number of ranks or nodes."""
-    places = sorted({one.where for one in records}, key=lambda where: (where.split()[1] != "ranks", where))
+    places = sorted({entry.where for entry in records}, key=lambda where: (where.split()[1] != "ranks", where))
     lines = [
         "| fault | " + " | ".join(places) + " | seconds to the explanation |",
         "| --- |" + " --- |" * (len(places) + 1),
     ]
     for fault in FAULTS:
-        if found := [one for one in records if one.fault == fault.name]:
-            cells = [_right([one for one in found if one.where == where]) for where in places]
-            lines.append(f"| {fault.name} | {' | '.join(cells)} | {_spread([one.seconds for one in found])} |")
-    cells = [_right([one for one in records if one.where == where]) for where in places]
-    return [*lines, f"| all, right of injected | {' | '.join(cells)} | {_spread([one.seconds for one in records])} |"]
+        if of_fault := [entry for entry in records if entry.fault == fault.name]:
+            cells = [_right([entry for entry in of_fault if entry.where == where]) for where in places]
+            lines.append(f"| {fault.name} | {' | '.join(cells)} | {_spread([entry.seconds for entry in of_fault])} |")
+    cells = [_right([entry for entry in records if entry.where == where]) for where in places]
+    return [
+        *lines,
+        f"| all, right of injected | {' | '.join(cells)} | {_spread([entry.seconds for entry in records])} |",
+    ]
 
 
 def _right(records: Sequence[Record]) -> str:
-    return f"{sum(one.right for one in records)} of {len(records)}" if records else "-"
+    return f"{sum(entry.right for entry in records)} of {len(records)}" if records else "-"
 
 
 def _spread(seconds: Sequence[float]) -> str:

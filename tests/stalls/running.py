@@ -60,16 +60,16 @@ def run(
                     break
                 try:
                     job = job or stack.enter_context(start(size))
-                    found = inject(job, draw(fault, seed, size))
+                    outcome = inject(job, draw(fault, seed, size))
                 except NotStartedError as error:
                     say(f"{size} {sizes}, {fault.name}, seed {seed}: not injected: {error}")
                     stack.close()
                     job = None
                     continue
-                record(given.record, found)
-                wrong += not found.right
-                said = f"right after {found.seconds} s" if found.right else "\n  ".join(["wrong:", *found.lines])
-                say(f"{found.where}, {fault.name}, seed {seed}: {said}")
+                record(given.record, outcome)
+                wrong += not outcome.right
+                said = f"right after {outcome.seconds} s" if outcome.right else "\n  ".join(["wrong:", *outcome.lines])
+                say(f"{outcome.where}, {fault.name}, seed {seed}: {said}")
     if absent := sum(len(missing(size)) for size in given.sizes):
         say(f"{absent} were not injected: run it again")
     return 1 if wrong or absent else 0

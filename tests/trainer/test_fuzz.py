@@ -56,6 +56,6 @@ def test_what_is_not_damaged_is_read() -> None:
     ],
 )
 def test_what_once_caused_a_traceback(target: str, content: Any) -> None:
-    found = next(one for one in TARGETS if one.name == target)
+    fuzzed = next(candidate for candidate in TARGETS if candidate.name == target)
     with suppress(TrainerError):
-        found.read(content)
+        fuzzed.read(content)

@@ -48,6 +48,6 @@ def on_trained_tokens(rewards: Tensor, trained: Tensor) -> Tensor:
     Args:
         rewards: [rows, tokens]; trained: [rows, tokens] bool.
     """
-    own = torch.arange(trained.shape[1]).expand(trained.shape)
-    place = own.where(trained, -1).cummax(dim=1).values
-    return torch.zeros_like(rewards).scatter_add(1, place.where(place >= 0, own), rewards)
+    columns = torch.arange(trained.shape[1]).expand(trained.shape)
+    place = columns.where(trained, -1).cummax(dim=1).values
+    return torch.zeros_like(rewards).scatter_add(1, place.where(place >= 0, columns), rewards)

@@ -43,9 +43,9 @@ def truncated(log_probs: Tensor, truncations: Sequence[Truncation]) -> Tensor:
     """
     size = log_probs.shape[1]
     column = log_probs.new_tensor
-    top_p = column([one.top_p for one in truncations]).unsqueeze(1)
-    top_k = column([one.top_k or size for one in truncations]).unsqueeze(1)
-    min_p = column([one.min_p for one in truncations]).unsqueeze(1)
+    top_p = column([truncation.top_p for truncation in truncations]).unsqueeze(1)
+    top_k = column([truncation.top_k or size for truncation in truncations]).unsqueeze(1)
+    min_p = column([truncation.min_p for truncation in truncations]).unsqueeze(1)
     ordered, tokens = log_probs.sort(dim=1, descending=True, stable=True)
     allowed = (ordered >= ordered[:, :1] + min_p.log()) & (column(range(size)) < top_k)
     kept = ordered.masked_fill(~allowed, float("-inf")).log_softmax(dim=1)

@@ -1,4 +1,4 @@
-"""Methods called on workers: what mypy checks of a call, how results are awaited, and which failure is reported."""
+"""Typed calls to workers: starting them, awaiting results, and reporting the root cause of failures."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,8 +167,8 @@ def _recorded(calls: Sequence[Call[R]]) -> Iterator[Mapping[ObjectRef, Answering
         yield answering
     finally:
         now = time.monotonic()
-        for one in answering.values():
-            one.ended = one.ended or now
+        for answering_call in answering.values():
+            answering_call.ended = answering_call.ended or now
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: one that is there already, or one on this machine that ends with the run."""
+"""The Ray cluster of a run: an existing one, or one on this machine that ends with the run."""
 
 import fcntl
 import getpass
@@ -171,7 +171,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _keep_logs(directory: Path, target: Path) -> None:
-    """Copies the logs of a session that say something."""
+    """Copies the non-empty logs of a session."""
     for logs in directory.glob("r/session_2*/logs"):
         kept = target / logs.parent.name
         with suppress(OSError):  # the run's disk may be what failed

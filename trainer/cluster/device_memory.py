@@ -1,4 +1,4 @@
-"""The memory of each node's devices, as the node itself tells it."""
+"""The memory of each node's devices, read on the node."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,13 +22,13 @@ def with_memory(nodes: Sequence[ClusterNode], device: str, timeout: float) -> li
     here = ray.get_runtime_context().get_node_id()
     # Not with a task on this node: a process for it would hold up the start of every run on one node.
     asked = {node.id: _ask(node, device) for node in nodes if node.id != here}
-    own = device_memory(device) if len(asked) < len(nodes) else None
+    local_gib = device_memory(device) if len(asked) < len(nodes) else None
     try:
         told = dict(zip(asked, ray.get(list(asked.values()), timeout=timeout), strict=True))
     except (GetTimeoutError, RayError) as error:
         cause = str(error).partition("\n")[0]
         raise WorkerError(f"a node did not tell the memory of its devices within {timeout:g} s: {cause}") from error
-    return [replace(node, device_gib=told.get(node.id, own)) for node in nodes]
+    return [replace(node, device_gib=told.get(node.id, local_gib)) for node in nodes]
 
 
 def _ask(node: ClusterNode, device: str) -> "ray.ObjectRef[float | None]":

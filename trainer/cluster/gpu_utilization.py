@@ -37,7 +37,7 @@ class GpuSampler:
         samples = [sample for at, sample in list(self._samples) if at >= start]
         names = {name for sample in samples for name in sample}
         values = {name: [sample[name] for sample in samples if name in sample] for name in names}
-        return {name: sum(own) / len(own) for name, own in values.items()}
+        return {name: sum(samples) / len(samples) for name, samples in values.items()}
 
     def _sample(self) -> None:
         assert self._read is not None
@@ -64,12 +64,12 @@ def _nvidia() -> Callable[[], Sample] | None:
         return None
 
     def read() -> Sample:
-        found = {}
+        shares = {}
         for index, (handle, name) in enumerate(zip(handles, names, strict=True)):
             with suppress(pynvml.NVMLError):  # parts of a GPU (MIG) do not tell
                 # Ray names GPUs as CUDA_VISIBLE_DEVICES does: by number or by UUID.
-                found[str(index)] = found[name] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        return found
+                shares[str(index)] = shares[name] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        return shares
 
     return read if handles else None
 
@@ -78,11 +78,11 @@ def _amd(root: Path) -> Callable[[], Sample] | None:
     files = {str(number): file for number, file in enumerate(_busy_files(root)) if file.is_file()}
 
     def read() -> Sample:
-        found = {}
+        shares = {}
         for name, file in files.items():
             with suppress(OSError, ValueError):
-                found[name] = int(file.read_text()) / 100
-        return found
+                shares[name] = int(file.read_text()) / 100
+        return shares
 
     return read if files else None
 

@@ -28,7 +28,7 @@ class Keeper:
         self._files: dict[int, dict[str, bytearray]] = defaultdict(dict)
 
     def append(self, step: int, name: str, part: bytes, offset: int) -> None:
-        """Adds the part of a file that starts at `offset`; 0 starts the file anew."""
+        """Adds the part of a file that starts at `offset`; 0 replaces the file."""
         if offset == 0:
             self._files[step][name] = bytearray()
         self._files[step][name] += part
@@ -61,8 +61,8 @@ class KeeperLink:
 
     def read(self, step: int, name: str, spans: Sequence[Span] | None = None) -> list[bytes]:
         """Parts of a file, or all of it."""
-        found: list[bytes] = self._call("read", step, f"{self.role}/{name}", spans)
-        return found
+        parts: list[bytes] = self._call("read", step, f"{self.role}/{name}", spans)
+        return parts
 
     def _call(self, method: str, *arguments: object) -> Any:
         try:

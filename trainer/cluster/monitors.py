@@ -43,17 +43,17 @@ class GpuMonitors:
         asked = {node: worker.handle.call.remote("mean", (seconds,), {}) for node, worker in idle.items()}
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=PATIENCE)
-        found: dict[tuple[str, str], float] = {}
+        shares: dict[tuple[str, str], float] = {}
         for node, answer in asked.items():
             try:
-                found |= {(node, gpu): share for gpu, share in ray.get(answer, timeout=0).items()}
+                shares |= {(node, gpu): share for gpu, share in ray.get(answer, timeout=0).items()}
             except GetTimeoutError:
                 self._late[node] = answer
             except RayError as error:
                 address = self._monitors.pop(node).spec.slot.node.address
                 cause = str(error).partition("\n")[0]
                 logger.warning("gpu/utilization lacks %s from now on, because its monitor failed: %s", address, cause)
-        return [found[gpu] for gpu in self._gpus if gpu in found]
+        return [shares[gpu] for gpu in self._gpus if gpu in shares]
 
     def _answered(self, node: str) -> bool:
         """Whether the monitor has nothing left to answer, so that a node that hangs is waited for only once."""

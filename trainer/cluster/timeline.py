@@ -1,4 +1,4 @@
-"""When the workers of a run had a call to answer, how long they waited for the slowest one, and which one that was."""
+"""Records when workers were busy, and how long they waited for the slowest of their role."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ class Answering:
         return self.worker.partition(" rank ")[0]
 
     def within(self, start: float, end: float) -> Span:
-        """The part of it between two times."""
+        """The part of the call between two times."""
         return max(self.begun, start), min(end if self.ended is None else self.ended, end)
 
 
@@ -53,24 +53,24 @@ class Busy:
     def idle(self, devices: Collection[Device]) -> float:
         """Seconds in which none of a device's workers had a call to answer, of any role; mean over the devices."""
         spans: dict[Device, list[Span]] = defaultdict(list)
-        for one in self._answered():
-            spans[one.device].append((one.begun, one.ended or 0.0))
+        for call in self._answered():
+            spans[call.device].append((call.begun, call.ended or 0.0))
         return sum(self.seconds - covered(spans[device]) for device in devices) / max(1, len(devices))
 
     def of_workers(self, role: str, method: str) -> list[float]:
         """Seconds in which each worker of a role had such a call to answer; those without one are missing."""
         spans: dict[str, list[Span]] = defaultdict(list)
-        for one in self._answered():
-            if one.role == role and one.method == method:
-                spans[one.process].append((one.begun, one.ended or 0.0))
-        return [covered(own) for own in spans.values()]
+        for call in self._answered():
+            if call.role == role and call.method == method:
+                spans[call.process].append((call.begun, call.ended or 0.0))
+        return [covered(intervals) for intervals in spans.values()]
 
     def _answered(self) -> Iterator[Answering]:
-        return (one for one in self.answered if (one.ended or 0.0) > one.begun)
+        return (call for call in self.answered if (call.ended or 0.0) > call.begun)
 
 
 class Timeline:
-    """Remembers the calls of a step. Several threads may wait for calls at the same time."""
+    """Records the calls of a step. Several threads may wait for calls at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,10 +78,10 @@ class Timeline:
         self._begun = time.monotonic()
 
     def begin(self) -> None:
-        """Starts anew; calls that still run go on."""
+        """Starts a new interval; running calls continue in it."""
         with self._lock:
             self._begun = time.monotonic()
-            running = [[one for one in together if one.ended is None] for together in self._together]
+            running = [[call for call in together if call.ended is None] for together in self._together]
             self._together = [together for together in running if together]
 
     def add(self, together: Iterable[Answering]) -> None:
@@ -90,14 +90,14 @@ class Timeline:
             self._together.append(list(together))
 
     def since_begin(self) -> Busy:
-        """What happened since `begin`, up to now."""
+        """The calls since `begin`, up to now."""
         with self._lock:
             start, end = self._begun, time.monotonic()
             together = [list(ones) for ones in self._together]
         answered = [
-            Answering(one.worker, one.process, one.device, one.method, *one.within(start, end))
+            Answering(call.worker, call.process, call.device, call.method, *call.within(start, end))
             for ones in together
-            for one in ones
+            for call in ones
         ]
         return Busy(end - start, answered, _waiting(together, start))
 
@@ -106,14 +106,19 @@ def _waiting(together: Sequence[Sequence[Answering]], start: float) -> dict[str,
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # by role and slowest worker
     for ones in together:
         by_role: dict[str, list[tuple[float, str]]] = defaultdict(list)
-        for one in ones:
-            if one.ended is not None:
-                by_role[one.role].append((max(start, one.ended), one.worker))
+        for call in ones:
+            if call.ended is not None:
+                by_role[call.role].append((max(start, call.ended), call.worker))
         for role, ends in by_role.items():
             last, slowest = max(ends)
             if len(ends) > 1:
                 seconds[role][slowest] += sum(last - end for end, _ in ends) / len(ends)
-    return {role: Waiting(sum(own.values()), max(own, key=lambda worker: own[worker])) for role, own in seconds.items()}
+    return {
+        role: Waiting(
+            sum(seconds_of_worker.values()), max(seconds_of_worker, key=lambda worker: seconds_of_worker[worker])
+        )
+        for role, seconds_of_worker in seconds.items()
+    }
 
 
 def covered(spans: Iterable[Span]) -> float:

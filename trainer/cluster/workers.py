@@ -37,7 +37,7 @@ class WorkerHost:
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def probe(self) -> Probe:
-        """Where others can read what this process does. Called before all else, because a start may stall."""
+        """Where other processes read this one's stacks. Called first, because a start may hang."""
         return open_probe()
 
     def start(
@@ -54,8 +54,8 @@ class WorkerHost:
         Not part of the constructor: Ray turns a constructor's errors into text.
         """
         os.environ.update(environment)
-        if share is not None and (own := self.gpus()):
-            keep_to_cores(own[0], *share)
+        if share is not None and (visible_gpus := self.gpus()):
+            keep_to_cores(visible_gpus[0], *share)
         if team.size > 1:
             show_gpus([gpu for gpus in gpus_of_team for gpu in gpus])
         with without_collections():
@@ -206,7 +206,7 @@ class WorkerGroup(Generic[W_co]):
 
     def start_each(self, tasks: Iterable[Task[W_co, R]]) -> list[Call[R]]:
         """Starts one task per worker, each as soon as the iterable yields it."""
-        return [self._run(worker, own) for worker, own in zip(self.workers, tasks, strict=True)]
+        return [self._run(worker, assigned) for worker, assigned in zip(self.workers, tasks, strict=True)]
 
     def call_one(
         self, rank: int, method: Callable[Concatenate[W_co, P], R], *arguments: P.args, **keywords: P.kwargs
@@ -229,7 +229,7 @@ class WorkerGroup(Generic[W_co]):
 
         If a worker fails, its team fails with it: the others are killed, because they would wait for it.
         """
-        ranks = {self._run(self.workers[rank], own): rank for rank, own in tasks.items()}
+        ranks = {self._run(self.workers[rank], assigned): rank for rank, assigned in tasks.items()}
         results: dict[int, R] = {}
         failures: dict[int, WorkerError] = {}
         for call, outcome in outcomes(list(ranks), timeout or self.timeout):
@@ -249,8 +249,8 @@ class WorkerGroup(Generic[W_co]):
         return wait(calls, self.timeout)
 
     @staticmethod
-    def _run(worker: Worker, own: Task[W_co, R]) -> Call[R]:
-        result = worker.handle.call.remote(own.method, own.arguments, own.keywords)
+    def _run(worker: Worker, assigned: Task[W_co, R]) -> Call[R]:
+        result = worker.handle.call.remote(assigned.method, assigned.arguments, assigned.keywords)
         node = worker.spec.slot.node
-        asked = Asked(worker.name, node.id, own.method, worker.probe, node.address)
+        asked = Asked(worker.name, node.id, assigned.method, worker.probe, node.address)
         return Call(asked, result, worker.started, (node.id, worker.spec.slot.rank))

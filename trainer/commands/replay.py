@@ -25,7 +25,7 @@ def replay(
     with without_collections():
         from trainer.runs.reproduction.replay import replay as run_again
 
-    found = run_again(run, step, output)
-    emit("\n".join(found.lines()))
-    if found.differences:
+    comparison = run_again(run, step, output)
+    emit("\n".join(comparison.lines()))
+    if comparison.differences:
         raise typer.Exit(1)

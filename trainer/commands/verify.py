@@ -14,7 +14,7 @@ def verify(run: EndedRun) -> None:
     """
     from trainer.runs.reproduction.verify import verify as differences_of
 
-    found = differences_of(run)
-    emit("\n".join(found) or f"{run}: as certified")
-    if found:
+    differences = differences_of(run)
+    emit("\n".join(differences) or f"{run}: as certified")
+    if differences:
         raise typer.Exit(1)

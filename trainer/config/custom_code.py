@@ -53,12 +53,12 @@ def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{setting}.path={path} cannot be imported: {type(error).__name__}: {error}", hint="fix that file"
         ) from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    code = getattr(module, name, None)
+    if not callable(code):
         near = difflib.get_close_matches(name, [item for item in vars(module) if not item.startswith("_")], n=1)
         hint = f"set {setting}.name={near[0]}" if near else f"set {setting}.name to what the file defines"
         raise ConfigError(f"{setting}: {path} has no {name} to call", hint=hint)
-    return found  # type: ignore[no-any-return]
+    return code  # type: ignore[no-any-return]
 
 
 def check_parameters(
@@ -73,7 +73,7 @@ def check_parameters(
         signature.bind(*positional, **dict.fromkeys(named))
     except TypeError as error:
         name = getattr(function, "__qualname__", type(function).__name__)
-        arguments = ", ".join([*positional, *(f"{one}=…" for one in named)]) or "no arguments"
+        arguments = ", ".join([*positional, *(f"{keyword}=…" for keyword in named)]) or "no arguments"
         raise ConfigError(
             f"{setting}: {name}{signature} cannot be called as it will be: {error}", hint=f"it gets {arguments}"
         ) from error

@@ -39,15 +39,15 @@ def read_settings(name: str, whole: Container[str] = (), bases: Bases = MappingP
     tree = read_yaml(name, text, hint)
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{name}: not a mapping of settings", hint=hint)
-    own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
-    leaves = {key: leaf for key, leaf in flattened("", own, whole).items() if not _of_hydra(key, leaf)}
-    found: dict[str, Any] = {}
+    body = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+    leaves = {key: leaf for key, leaf in flattened("", body, whole).items() if not _of_hydra(key, leaf)}
+    merged: dict[str, Any] = {}
     entries = tree.get("defaults") or []
     if not isinstance(entries, list):
         raise ConfigError(f"{name}: defaults is not a list of files", hint="write `defaults: [base, _self_]`")
     for base in entries if "_self_" in entries else [*entries, "_self_"]:
-        found |= leaves if base == "_self_" else _base(name, path.parent, base, whole, bases)
-    return found
+        merged |= leaves if base == "_self_" else _base(name, path.parent, base, whole, bases)
+    return merged
 
 
 def _of_hydra(key: str, value: object) -> bool:

@@ -31,14 +31,14 @@ def read_value(argument: str, text: str) -> Any:
 
 
 def read_yaml(where: str, text: str, hint: str) -> Any:
-    """What a YAML text holds. Raises ConfigError if it is not YAML, or holds a value that contains itself."""
+    """The value of a YAML text. Raises ConfigError if it is not YAML, or if a value contains itself."""
     try:
-        found = yaml.safe_load(text)
+        document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
         raise ConfigError(f"{where}: not YAML: {error}", hint=hint) from error
-    if _contains_itself(found, ()):
+    if _contains_itself(document, ()):
         raise ConfigError(f"{where}: a value contains itself through an alias (*name)", hint="write the value out")
-    return found
+    return document
 
 
 def _contains_itself(value: Any, above: tuple[int, ...]) -> bool:
@@ -53,10 +53,10 @@ def remove(key: str, given: dict[str, Any]) -> None:
 
     Raises ConfigError if nothing was given, because a setting cannot be absent here.
     """
-    found = [name for name in given if name == key or name.startswith(f"{key}.")]
-    if not found:
+    removed = [name for name in given if name == key or name.startswith(f"{key}.")]
+    if not removed:
         raise ConfigError(f"~{key}: no file or argument before it sets {key}", hint=f"leave it out, or set {key}=null")
-    for name in found:
+    for name in removed:
         del given[name]
 
 
@@ -84,10 +84,10 @@ def interpolated(key: str, value: Any, lookup: Lookup, depth: int = 0) -> Any:
     while isinstance(value, str) and (match := _INTERPOLATION.search(value)):
         if depth > _DEPTH:
             raise ConfigError(f"{key}={value}: interpolations refer to each other", hint="write the value itself")
-        found = _resolve(key, match[1], lookup, depth)
+        resolved = _resolve(key, match[1], lookup, depth)
         if match[0] == value:
-            return interpolated(key, found, lookup, depth + 1)
-        shown = "null" if found is None else str(found)
+            return interpolated(key, resolved, lookup, depth + 1)
+        shown = "null" if resolved is None else str(resolved)
         value = value[: match.start()] + shown + value[match.end() :]
         depth += 1
     return value

@@ -168,14 +168,14 @@ def explain_settings(names: Sequence[str]) -> list[str]:
     """
     paragraphs = []
     for name in names:
-        found = _explained(name)
-        if not found:
+        explained = _explained(name)
+        if not explained:
             known = _commands()
             sections = {key.rpartition(".")[0] for key in known} - {"", name.rpartition(".")[0]}
             near = _nearest(name, dict.fromkeys(known, 0.0), dict.fromkeys(sorted(sections), 0.01))
             hint = f"did you mean {' or '.join(near)}?" if near else "`--fields` explains every setting"
             raise ConfigError(f"{name}: there is no such setting", hint=hint)
-        paragraphs += found
+        paragraphs += explained
     return paragraphs
 
 
@@ -187,20 +187,20 @@ def every_section() -> list[str]:
 def _explained(name: str) -> list[str]:
     """The paragraphs of a setting or section, from the first command that has it."""
     for command, tree in TREES.items():
-        found = [setting for setting in settings(tree) if is_below(name, setting.key)]
-        if found:
+        matches = [setting for setting in settings(tree) if is_below(name, setting.key)]
+        if matches:
             elsewhere = [key for key in _commands() if key.endswith(f".{name}")]
             end = f"\n    a setting of {command}" + (f"; elsewhere {', '.join(elsewhere)}" if elsewhere else "")
-            return [setting.paragraph() + ("" if tree is Config else end) for setting in found]
+            return [setting.paragraph() + ("" if tree is Config else end) for setting in matches]
     return []
 
 
 def _commands() -> dict[str, str]:
     """The first command that has a setting, by the setting's key."""
-    found: dict[str, str] = {}
+    command_of: dict[str, str] = {}
     for command, tree in TREES.items():
-        found |= {setting.key: command for setting in settings(tree) if setting.key not in found}
-    return found
+        command_of |= {setting.key: command for setting in settings(tree) if setting.key not in command_of}
+    return command_of
 
 
 def _below(name: str, keys: Iterable[str]) -> list[str]:
@@ -277,20 +277,20 @@ def _shown(value: Any) -> str:
 
 
 def hint_for(key: str, model: type[BaseModel], others: OtherKeys = NO_OTHERS) -> str:
-    """What a key may mean that a command does not know."""
+    """A hint for an unknown key: the nearest settings."""
     key = key.lstrip("-+").replace("-", "_")
-    own = [setting.key for setting in settings(model)]
-    section = _below(key, own)
-    if section and key not in own:
+    keys = [setting.key for setting in settings(model)]
+    section = _below(key, keys)
+    if section and key not in keys:
         return f"{key} is a section; its settings are {', '.join(section)}"
     commands = _commands()
-    if "." in key and key in commands and key not in own:
+    if "." in key and key in commands and key not in keys:
         return f"it is a setting of {commands[key]}"
-    found = _nearest(key, dict.fromkeys(own, 0.0), dict.fromkeys([*others.names, *commands], 0.03))
-    if not found:
+    candidates = _nearest(key, dict.fromkeys(keys, 0.0), dict.fromkeys([*others.names, *commands], 0.03))
+    if not candidates:
         return "`python -m trainer config SECTION` explains settings"
-    elsewhere = {*commands} - {*own, *others.names}
-    meant = [f"{name}, a setting of {commands[name]}" if name in elsewhere else f"{name}=VALUE" for name in found]
+    elsewhere = {*commands} - {*keys, *others.names}
+    meant = [f"{name}, a setting of {commands[name]}" if name in elsewhere else f"{name}=VALUE" for name in candidates]
     return f"did you mean {' or '.join(meant)}?"
 
 
@@ -331,8 +331,8 @@ def nearest(key: str, names: Iterable[str], handicaps: Iterable[float]) -> list[
     """
     scores = {name: _similarity(key, name) - handicap for name, handicap in zip(names, handicaps, strict=True)}
     best = max(scores.values(), default=0.0)
-    found = [name for name, score in scores.items() if score >= max(_NEAR, best - 0.01)]
-    return sorted(found, key=lambda name: -scores[name])[:_MOST]
+    near = [name for name, score in scores.items() if score >= max(_NEAR, best - 0.01)]
+    return sorted(near, key=lambda name: -scores[name])[:_MOST]
 
 
 def _similarity(key: str, name: str) -> float:
@@ -344,12 +344,15 @@ def _similarity(key: str, name: str) -> float:
     (section, _, leaf), (other_section, _, other) = key.rpartition("."), name.rpartition(".")
     sections = _ratio(section, other_section) if section else 1.0
     words, others = leaf.split("_"), other.split("_")
-    found = [_ratio(key, name), (0.6 * _ratio(leaf, other) + 0.4 * sections) if section else 0.95 * _ratio(leaf, other)]
+    scores = [
+        _ratio(key, name),
+        (0.6 * _ratio(leaf, other) + 0.4 * sections) if section else 0.95 * _ratio(leaf, other),
+    ]
     if leaf == other:  # the right name in the wrong section
-        found.append(0.8 + 0.15 * sections)
+        scores.append(0.8 + 0.15 * sections)
     elif len(leaf) > 1 and (leaf == "".join(word[:1] for word in others) or set(words) < set(others)):
-        found.append(0.73 + 0.2 * sections)  # lr is learning_rate, max_length a part of max_prompt_length
-    return max(found)
+        scores.append(0.73 + 0.2 * sections)  # lr is learning_rate, max_length a part of max_prompt_length
+    return max(scores)
 
 
 def _ratio(text: str, other: str) -> float:

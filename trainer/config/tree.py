@@ -29,7 +29,7 @@ class RunConfig(Section):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about settings that work together in an unusual way."""
+        """Notes for the user on unusual combinations of settings."""
         return []
 
 
@@ -128,19 +128,19 @@ class Config(RunConfig):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about settings that work together in an unusual way."""
-        found = []
+        """Notes for the user on unusual combinations of settings."""
+        notes = []
         if self.rollout.samples_per_prompt == 1 and self.algorithm.estimator.compares_groups:
-            found.append(
-                f"rollout.samples_per_prompt=1: algorithm.advantage={self.algorithm.advantage} has nothing to compare "
-                "a response with, so its advantage is the plain score"
+            notes.append(
+                f"rollout.samples_per_prompt=1: algorithm.advantage={self.algorithm.advantage} compares the responses "
+                "to a prompt, so with one the advantage is the raw score"
             )
         if self.algorithm.correction_normalize and self.algorithm.old_log_probs == "engine":
-            found.append(
+            notes.append(
                 "algorithm.correction_normalize: algorithm.old_log_probs=engine divides weights by their mean over a "
                 "micro-batch"
             )
-        return found
+        return notes
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
@@ -257,9 +257,9 @@ class Config(RunConfig):
             f"actor.sharding.tensor_parallel={actor.sharding.tensor_parallel}": actor.sharding.tensor_parallel > 1,
             f"model.dtype={self.model.dtype}": self.model.dtype not in (None, "bfloat16"),
         }
-        if found := [setting for setting, given in refused.items() if given]:
+        if conflicts := [setting for setting, given in refused.items() if given]:
             raise ValueError(
-                f"actor.backend=exact, whose log-probs equal the engines', does not support {' and '.join(found)}: "
+                f"actor.backend=exact, whose log-probs equal the engines', does not support {' and '.join(conflicts)}: "
                 "leave it out, or set actor.backend=fsdp"
             )
         return self

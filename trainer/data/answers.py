@@ -13,7 +13,7 @@ _CLEANED = tuple(
     for pattern, plain in (
         (r"<[|/]?[a-zA-Z_]+[|/]?>", " "),  # an end token
         ("[\u2212\u2013]", "-"),
-        ("[\u00bc-\u00be\u2150-\u215e]", lambda found: f" {_vulgar(found[0])}"),
+        ("[\u00bc-\u00be\u2150-\u215e]", lambda match: f" {_vulgar(match[0])}"),
         (r"(?<=[0-9])(?:\{,\}|\\,|\\!|\\ )(?=[0-9])", ","),
         (r"\\[dtc]?frac\s*(?:\{([0-9.]+)\}|([0-9]))\s*(?:\{([0-9.]+)\}|([0-9]))", r" \1\2/\3\4"),
         (r"\\(?:times|cdot)(?![a-zA-Z])", "\u00d7"),
@@ -45,7 +45,7 @@ _EXPLAINED = re.compile(r"\s\(|[.,;]\s+(?=[^\W\d])|\b(?:because|since)\b")
 
 
 def final_answer(text: str) -> str | None:
-    """The number after the last `####` that one follows, like `1234`, `-0.5`, `1/3` or `50%`; None without one.
+    """The number after the last `####`, like `1234`, `-0.5`, `1/3` or `50%`; None without one.
 
     Markup, a currency, a unit and words before the number are left out, and of `4 + 5 = 9` all but the result. A number
     that others continue, as in `9 or 10` and `9 + 3`, is none.
@@ -64,18 +64,18 @@ def final_lines(text: str) -> Iterator[str]:
 
 
 def only_number(line: str) -> str | None:
-    """The number that a line says, as `final_answer` returns it; None if it says none or several."""
+    """The only number of a line, as `final_answer` returns it; None without one, or with several."""
     told = _EXPLAINED.split(line)[0]
     line = _cleaned(told if re.search("[0-9\u00bc-\u00be\u2150-\u215e]", told) else line)
     sides = [side for side in re.split("[=\u2248]", line) if re.search("[0-9]", side)]
-    found = _VALUE.search(sides[-1]) if sides else None
-    return None if found is None or _CONTINUED.match(sides[-1], found.end()) else _text(found)
+    number = _VALUE.search(sides[-1]) if sides else None
+    return None if number is None or _CONTINUED.match(sides[-1], number.end()) else _text(number)
 
 
 def last_number(text: str) -> str | None:
     """The last number anywhere in the text, as `final_answer` returns it; None without one."""
-    found = list(_VALUE.finditer(_cleaned(text)))
-    return _text(found[-1]) if found else None
+    numbers = list(_VALUE.finditer(_cleaned(text)))
+    return _text(numbers[-1]) if numbers else None
 
 
 def _cleaned(text: str) -> str:
@@ -84,9 +84,9 @@ def _cleaned(text: str) -> str:
     return text
 
 
-def _text(found: re.Match[str]) -> str | None:
+def _text(number: re.Match[str]) -> str | None:
     """The value as plain text; None if it is out of bounds."""
-    parts = found.groupdict()
+    parts = number.groupdict()
     try:
         value = Fraction(re.sub(r"[^0-9.]", "", parts["number"])) / Fraction(parts["denominator"] or 1)
         value = (value + Fraction(parts["whole"] or 0)) ** int(parts["power"] or 1)

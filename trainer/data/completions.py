@@ -1,4 +1,4 @@
-"""Rows that are learned: prompts with their responses, and whole conversations."""
+"""Training rows of SFT, DPO and KTO: prompts with their responses, and whole conversations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

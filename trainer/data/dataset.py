@@ -47,7 +47,7 @@ _ROWS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question as the engines see it.
+    """A tokenised prompt with what scores its responses.
 
     `index` is its position in the dataset. `ground_truth` (text, a number, a list or a mapping) and `extra_info` go to
     the reward, `messages` to a reward model with its own chat template. `agent_name` says who answers the policy, in
@@ -90,8 +90,8 @@ def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig, su
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
         raise DataError(f"{where} has no __len__ or no __getitem__", hint="see trainer.data.dataset.Dataset")
     if len(made) == 0 or not isinstance(made[0], Prompt):
-        found = type(made[0]).__name__ if len(made) else "nothing"
-        raise DataError(f"{where} gives {found}, not a Prompt", hint="see trainer.data.dataset.Prompt")
+        kind = type(made[0]).__name__ if len(made) else "nothing"
+        raise DataError(f"{where} gives {kind}, not a Prompt", hint="see trainer.data.dataset.Prompt")
     return made  # type: ignore[no-any-return]
 
 
@@ -140,12 +140,12 @@ class PromptDataset:
         return len(self._table)
 
     def count_sources(self) -> Mapping[tuple[Path, str], int]:
-        """How many prompts of each file have each data source."""
+        """The number of prompts by file and data source."""
         counts = self._table.group_by(["file", "data_source"], use_threads=False).aggregate([([], "count_all")])
-        found: Counter[tuple[Path, str]] = Counter()
+        totals: Counter[tuple[Path, str]] = Counter()
         for row in counts.to_pylist():
-            found[self._files[row["file"]], row["data_source"]] += row["count_all"]
-        return found
+            totals[self._files[row["file"]], row["data_source"]] += row["count_all"]
+        return totals
 
     def agent_names(self) -> set[str]:
         """The agents that rows name; "" for rows that name none."""
@@ -196,16 +196,16 @@ def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset:
 
 
 def _tokenised(
-    files: Sequence[Path], found: Sequence[Rows], tokenizer: Any, settings: DataConfig, subset: Subset
+    files: Sequence[Path], tables: Sequence[Rows], tokenizer: Any, settings: DataConfig, subset: Subset
 ) -> pa.Table:
-    """The table of the rows that were found in each file."""
-    chosen = subset.rows([len(rows) for rows in found])
+    """The tokenised table of the rows of each file."""
+    chosen = subset.rows([len(rows) for rows in tables])
     return pa.concat_tables(
         [
             pa.Table.from_pylist(
                 [{**row, "file": place} for row in _rows(file, rows, numbers, tokenizer, settings)], schema=_TABLE
             )
-            for place, (file, rows, numbers) in enumerate(zip(files, found, chosen, strict=True))
+            for place, (file, rows, numbers) in enumerate(zip(files, tables, chosen, strict=True))
         ]
     )
 

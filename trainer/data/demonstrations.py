@@ -27,9 +27,9 @@ def read_demonstrations(
     """
     keys = [sft.messages_key] if sft.messages_key else [settings.prompt_key, sft.response_key]
     columns = list(dict.fromkeys(map(column_of, keys)))
-    found = [read_rows(file, columns, _HINT, OPTIONAL) for file in files]
+    tables = [read_rows(file, columns, _HINT, OPTIONAL) for file in files]
     reader, examples = CompletionReader(tokenizer, settings, _HINT), []
-    for file, rows, numbers in zip(files, found, subset.rows([len(rows) for rows in found]), strict=True):
+    for file, rows, numbers in zip(files, tables, subset.rows([len(rows) for rows in tables]), strict=True):
         for number in numbers:
             where, row = f"{file}, row {number}", rows[number]
             if sft.messages_key:

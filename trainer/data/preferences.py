@@ -60,13 +60,13 @@ def read_labelled(
     files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset = EVERY_ROW
 ) -> list[LabelledResponse]:
     """The labelled responses of files; see `read_pairs`. Raises DataError as well if all have the same label."""
-    found = _read(files, tokenizer, settings, subset, ("completion", "label"), _labelled)
-    if len({example.desirable for example in found}) == 1:
+    examples = _read(files, tokenizer, settings, subset, ("completion", "label"), _labelled)
+    if len({example.desirable for example in examples}) == 1:
         raise DataError(
-            f"{', '.join(map(str, files))}: every label is {str(found[0].desirable).lower()}",
+            f"{', '.join(map(str, files))}: every label is {str(examples[0].desirable).lower()}",
             hint="KTO learns from desirable and undesirable responses",
         )
-    return found
+    return examples
 
 
 def _read(
@@ -79,8 +79,8 @@ def _read(
 ) -> list[Example]:
     hint, examples = _HINTS[columns], []
     reader = CompletionReader(tokenizer, settings, hint)
-    found = [read_rows(file, (column_of(settings.prompt_key), *columns), hint, OPTIONAL) for file in files]
-    for file, rows, numbers in zip(files, found, subset.rows([len(rows) for rows in found]), strict=True):
+    tables = [read_rows(file, (column_of(settings.prompt_key), *columns), hint, OPTIONAL) for file in files]
+    for file, rows, numbers in zip(files, tables, subset.rows([len(rows) for rows in tables]), strict=True):
         for number in numbers:
             where = f"{file}, row {number}"
             example = convert(where, rows[number], reader)
@@ -109,8 +109,8 @@ def _labelled(where: str, row: dict[str, Any], reader: CompletionReader) -> Labe
 
 
 def _too_long(example: PreferencePair | LabelledResponse, settings: DataConfig) -> str:
-    prompt = max(len(one.prompt) for one in example.completions)
-    response = max(len(one.response) for one in example.completions)
+    prompt = max(len(completion.prompt) for completion in example.completions)
+    response = max(len(completion.response) for completion in example.completions)
     if prompt > settings.max_prompt_length:
         return f"the prompt has {prompt} tokens, data.max_prompt_length is {settings.max_prompt_length}"
     if response > settings.max_response_length:

@@ -34,12 +34,12 @@ class Subset:
             chosen = chosen[: self.size]
             if self.seed is not None:
                 chosen = sorted(random.Random(f"{self.seed}/subset").sample(range(total), self.size))
-        found: list[list[int]] = []
+        per_file: list[list[int]] = []
         start = 0
         for count in counts:
-            found.append([row - start for row in chosen if start <= row < start + count])
+            per_file.append([row - start for row in chosen if start <= row < start + count])
             start += count
-        return found
+        return per_file
 
 
 EVERY_ROW = Subset()

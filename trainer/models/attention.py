@@ -43,7 +43,7 @@ def packed_attention(
     max_length_q: int | None = None,
     max_length_k: int | None = None,
     visible: Tensor | None = None,
-    own: Tensor | None = None,
+    among_visible: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one packed line. Transformers calls it in each layer.
@@ -56,7 +56,7 @@ def packed_attention(
         s_aux: [heads], the sinks: each takes part in the softmax of its head and contributes no value.
         cu_seq_lens_q: [sequences + 1] int32, the sequence bounds; max_length_q: the longest sequence.
         cu_seq_lens_k, max_length_k: the same for the tokens that each sequence sees.
-        visible, own: see `PackedRows`; None if each sequence sees its own tokens only.
+        visible, among_visible: see `PackedRows`; None if each sequence sees its own tokens only.
 
     Returns:
         [1, tokens, heads, width], and None in place of attention weights, which are never computed.
@@ -77,13 +77,13 @@ def packed_attention(
         bounds = (-1 if sliding_window is None else sliding_window - 1, 0)
         # The last tokens that a sequence sees are its own, as FlashAttention assumes of fewer queries than keys.
         lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
-        found = varlen_attn(query, key, value, *lengths, scale=scaling, window_size=bounds, **_GROUPED_HEADS)
-        return found.unsqueeze(0), None
+        attended = varlen_attn(query, key, value, *lengths, scale=scaling, window_size=bounds, **_GROUPED_HEADS)
+        return attended.unsqueeze(0), None
     if visible is not None:  # as many queries as keys: those of a shared prompt again and again
         query = query[visible]
     line = (query, key, value, cu_seq_lens_k, max_length_k, scaling, sliding_window)
-    found = _by_formula(*line, softcap, s_aux) if formula else _padded(*line)
-    return (found if own is None else found[own]).unsqueeze(0), None
+    attended = _by_formula(*line, softcap, s_aux) if formula else _padded(*line)
+    return (attended if among_visible is None else attended[among_visible]).unsqueeze(0), None
 
 
 def _padded(
@@ -117,20 +117,20 @@ def _by_formula(
     key, value = (spread(part, offsets, longest).transpose(1, 2).unsqueeze(2) for part in (key, value))
     sinks = None if sinks is None else sinks.float().view(groups, -1, 1, 1)
     block = max(1, SCORES_PER_BLOCK // (len(query) * heads * longest))
-    found = []
+    parts = []
     for start in range(0, longest, block):
         rows = slice(start, min(start + block, longest))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
         mask = _visible(rows, columns, window, query.device)
         # Recomputed in the backward pass, so that the scores of only one block are in memory.
-        found.append(
+        parts.append(
             checkpoint(
                 _attend,
                 *(query[..., rows, :], key[..., columns, :], value[..., columns, :], mask, scale, cap, sinks),
                 use_reentrant=False,
             )
         )
-    padded = torch.cat(found, dim=-2).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    padded = torch.cat(parts, dim=-2).permute(0, 3, 1, 2, 4).flatten(2, 3)
     return padded[coordinates(offsets, tokens)]
 
 

@@ -29,8 +29,8 @@ def write_language_model(
     """
     model = empty_language_model(source, dtype)
     buffers = dict(model.named_buffers())
-    own = {name: tensor if name in buffers else tensor.to(dtype) for name, tensor in weights}
-    model.load_state_dict(own, assign=True)
+    state = {name: tensor if name in buffers else tensor.to(dtype) for name, tensor in weights}
+    model.load_state_dict(state, assign=True)
     model.tie_weights()  # a tied weight was gathered under each of its names and is written once
     model.generation_config = GenerationConfig.from_model_config(model.config)
     with writing(directory, sum(weight.nbytes for weight in model.parameters())):

@@ -53,15 +53,15 @@ def _with_rank(settings: LoraConfig) -> LoraConfig:
     """The settings of adapters, with rank, alpha and layers of the adapter at `lora.path` if they name no rank."""
     if settings.path is None or settings.rank:
         return settings
-    found = read_adapter_config(settings.path)
-    layers = found.get("target_modules")
-    if not isinstance(layers, list) or not isinstance(found.get("r"), int):
+    adapter = read_adapter_config(settings.path)
+    layers = adapter.get("target_modules")
+    if not isinstance(layers, list) or not isinstance(adapter.get("r"), int):
         raise DataError(
             f"lora.path={settings.path}: adapter_config.json has no rank r, or no list target_modules",
             hint="use an adapter that peft saved",
         )
-    update = {"rank": found["r"], "alpha": float(found.get("lora_alpha", 8)), "target_modules": sorted(layers)}
-    return settings.model_copy(update=update | {"exclude_modules": _excluded(found.get("exclude_modules"))})
+    update = {"rank": adapter["r"], "alpha": float(adapter.get("lora_alpha", 8)), "target_modules": sorted(layers)}
+    return settings.model_copy(update=update | {"exclude_modules": _excluded(adapter.get("exclude_modules"))})
 
 
 def _excluded(modules: object) -> list[str]:
@@ -76,15 +76,15 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
     """The settings of an adapter in peft's format. Raises DataError if they cannot be read."""
     file = directory / "adapter_config.json"
     try:
-        found = json.loads(_text(file))
+        adapter = json.loads(_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"lora.path={directory}: cannot be read: {error}",
             hint="name a directory with adapter_config.json and adapter_model.safetensors",
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(adapter, dict):
         raise DataError(f"{file}: not a JSON object", hint="use an adapter that peft saved")
-    return found
+    return adapter
 
 
 def _local(path: Path, setting: str) -> Path:
@@ -93,13 +93,13 @@ def _local(path: Path, setting: str) -> Path:
     from huggingface_hub import snapshot_download  # a slow import that few runs need
 
     try:
-        found = snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
+        snapshot = snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
     except (OSError, ValueError) as error:
         raise DataError(
             f"{setting}={path}: no such directory, and the Hugging Face hub did not provide it: {error}",
             hint="name a directory that every node can read, or set HF_HOME to a cache that holds the model",
         ) from error
-    return Path(found).absolute()
+    return Path(snapshot).absolute()
 
 
 def check_models(config: Config, longest: str | None = None) -> None:
@@ -180,10 +180,10 @@ def _check_positions(config: Config, model: Path, given: str | None = None) -> N
 
 def _rotations(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The parameters of a model's rotary embeddings: one set, or one for each kind of layer."""
-    found = settings.get("rope_parameters") or settings.get("rope_scaling")
-    if not isinstance(found, dict):
+    parameters = settings.get("rope_parameters") or settings.get("rope_scaling")
+    if not isinstance(parameters, dict):
         return []
-    return [rotation for rotation in found.values() if isinstance(rotation, dict)] or [found]
+    return [rotation for rotation in parameters.values() if isinstance(rotation, dict)] or [parameters]
 
 
 def _positions_alike(rotation: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
@@ -208,9 +208,10 @@ def _check_heads(model: Path, devices: int) -> None:
     Every device gets equally many query heads. Key-value heads are divided too, or copied if there are fewer.
     """
     settings = read_json(model / "config.json")
-    own = settings.get("text_config", settings)
+    text_settings = settings.get("text_config", settings)
     heads, key_value_heads = (
-        own.get(name) if isinstance(own, dict) else None for name in ("num_attention_heads", "num_key_value_heads")
+        text_settings.get(name) if isinstance(text_settings, dict) else None
+        for name in ("num_attention_heads", "num_key_value_heads")
     )
     key_value_heads = key_value_heads or heads
     if not isinstance(heads, int) or not isinstance(key_value_heads, int):

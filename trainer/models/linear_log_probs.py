@@ -60,11 +60,11 @@ def linear_squared_probabilities(
 
     Args: see `linear_log_probs`.
     """
-    tempered, found = head.tempered(temperature), hidden.new_zeros(len(hidden), dtype=torch.float32)
+    tempered, squared = head.tempered(temperature), hidden.new_zeros(len(hidden), dtype=torch.float32)
     statistics = for_any_length(chunk_squared_probabilities, hidden.device.type)
     for rows in _chunks(len(hidden), tokens_per_chunk):
-        found[rows] = statistics(linear(hidden[rows] * head.hidden_scale, weight, bias), tempered)
-    return found
+        squared[rows] = statistics(linear(hidden[rows] * head.hidden_scale, weight, bias), tempered)
+    return squared
 
 
 class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
@@ -85,8 +85,8 @@ class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
         log_probs, normaliser, entropy = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in _chunks(len(hidden), tokens_per_chunk):
             outputs = (linear if operators is None else operators.product)(hidden[rows], weight, bias)
-            found = statistics(outputs, token_ids[rows], head)
-            for kept, values in zip((log_probs, normaliser, entropy), found, strict=False):
+            chunk = statistics(outputs, token_ids[rows], head)
+            for kept, values in zip((log_probs, normaliser, entropy), chunk, strict=False):
                 kept[rows] = values
             if operators is not None:
                 log_probs[rows] = operators.log_probs(outputs, token_ids[rows], temperature)

@@ -90,13 +90,13 @@ def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.M
     wanted = set(settings.target_modules)
     decoder = language_model.get_decoder()
     prefix = next(f"{path}." for path, module in language_model.named_modules() if module is decoder)
-    found = [
+    linears = [
         (f"{prefix}{path}.{name}".replace("..", "."), parent, name, layer)
         for path, parent in decoder.named_modules()
         for name, layer in parent.named_children()
         if isinstance(layer, nn.Linear)
     ]
-    names = {name for _, _, name, _ in found}
+    names = {name for _, _, name, _ in linears}
     hint = f"its linear layers are {', '.join(sorted(names))}"
     if unknown := wanted - names - {ALL_LINEAR}:
         raise ConfigError(
@@ -105,15 +105,15 @@ def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.M
         )
     excluded: set[str] = set()
     for pattern in settings.exclude_modules:
-        matching = {path for path, _, name, _ in found if _selects(pattern, name, path)}
+        matching = {path for path, _, name, _ in linears if _selects(pattern, name, path)}
         if not matching and settings.path is None:  # `load_adapter` compares the layers with those of an adapter
             raise ConfigError(
-                f"lora.exclude_modules: the model has no linear layer {pattern}", hint=f"{hint}, like {found[0][0]}"
+                f"lora.exclude_modules: the model has no linear layer {pattern}", hint=f"{hint}, like {linears[0][0]}"
             )
         excluded |= matching
     return [
         (parent, name, layer)
-        for path, parent, name, layer in found
+        for path, parent, name, layer in linears
         if (name in wanted or ALL_LINEAR in wanted) and path not in excluded
     ]
 
@@ -135,7 +135,7 @@ def load_adapter(language_model: nn.Module, settings: LoraConfig) -> None:
     """
     directory = settings.path
     assert directory is not None
-    found = read_adapter_config(directory)
+    adapter = read_adapter_config(directory)
     try:
         weights = load_file(directory / "adapter_model.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
@@ -143,24 +143,24 @@ def load_adapter(language_model: nn.Module, settings: LoraConfig) -> None:
             f"lora.path={directory}: cannot be read: {error}",
             hint="name a directory with adapter_config.json and adapter_model.safetensors",
         ) from error
-    if other := [name for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern") if found.get(name)]:
+    if other := [name for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern") if adapter.get(name)]:
         raise ConfigError(
             f"lora.path={directory}: adapters with {', '.join(other)} are not supported",
             hint="use an adapter of plain LoRA, or merge it into the model",
         )
-    if (found.get("r"), found.get("lora_alpha")) != (settings.rank, settings.alpha):
+    if (adapter.get("r"), adapter.get("lora_alpha")) != (settings.rank, settings.alpha):
         raise ConfigError(
-            f"lora.path={directory}: its rank is {found.get('r')} and its alpha {found.get('lora_alpha')}, "
+            f"lora.path={directory}: its rank is {adapter.get('r')} and its alpha {adapter.get('lora_alpha')}, "
             f"but lora.rank={settings.rank} and lora.alpha={settings.alpha:g}",
-            hint=f"set lora.rank={found.get('r')} and lora.alpha={found.get('lora_alpha')}",
+            hint=f"set lora.rank={adapter.get('r')} and lora.alpha={adapter.get('lora_alpha')}",
         )
-    own = dict(adapter_parameters(language_model))
-    if different := sorted(own.keys() ^ weights.keys()):
+    parameters = dict(adapter_parameters(language_model))
+    if different := sorted(parameters.keys() ^ weights.keys()):
         raise ConfigError(
             f"lora.path={directory}: it has adapters for other layers; the first difference is {different[0]}",
             hint="leave out lora.rank: the adapter then gives rank, alpha and layers",
         )
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
 
 

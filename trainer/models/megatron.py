@@ -66,7 +66,7 @@ class PackedCore(nn.Module):  # type: ignore[misc]
         """query [tokens, 1, heads, width]; key, value [tokens, 1, key-value heads, width] -> [tokens, 1, all width]."""
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         query, key = apply_rotary_pos_emb(query, key, *line.rotation)
-        found = packed_attention(
+        attended = packed_attention(
             self,
             query,
             key,
@@ -76,7 +76,7 @@ class PackedCore(nn.Module):  # type: ignore[misc]
             sliding_window=self.sliding_window,
             **line.sight,
         )[0]
-        return found.transpose(0, 1).flatten(2)
+        return attended.transpose(0, 1).flatten(2)
 
 
 class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
@@ -118,8 +118,8 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
             setattr(self.megatron.get_submodule(module), kind, nn.Parameter(weight, requires_grad=trained))
 
     def _check_names(self, weights: Iterable[str]) -> None:
-        own = {name for name, _ in self.megatron.named_parameters()}
-        if unlike := own.symmetric_difference(weights):
+        names = {name for name, _ in self.megatron.named_parameters()}
+        if unlike := names.symmetric_difference(weights):
             raise ConfigError(
                 f"backend=megatron: this model's layers differ from Megatron's in {', '.join(sorted(unlike))}",
                 hint="set backend=fsdp, or use a model with layers like those of Qwen2, Qwen3, Llama and Mistral",
@@ -133,10 +133,10 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
     ) -> Tensor:
         """hidden_states [1, tokens, width] -> the same. `arguments` include those of the attention."""
         line = PackedLine(position_embeddings, {name: arguments[name] for name in ATTENTION_ARGUMENTS})
-        own = {n: weight.to_local() for n, weight in self.megatron.named_parameters() if isinstance(weight, DTensor)}
-        found, _ = functional_call(self.megatron, own, (hidden_states.transpose(0, 1),), {"attention_mask": line})
+        local = {n: weight.to_local() for n, weight in self.megatron.named_parameters() if isinstance(weight, DTensor)}
+        output, _ = functional_call(self.megatron, local, (hidden_states.transpose(0, 1),), {"attention_mask": line})
         # FSDP2 puts a hook on the output, which must not be a view.
-        return make_viewless_tensor(found.transpose(0, 1), requires_grad=found.requires_grad, keep_graph=True)
+        return make_viewless_tensor(output.transpose(0, 1), requires_grad=output.requires_grad, keep_graph=True)
 
 
 def use_megatron_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh | None) -> None:

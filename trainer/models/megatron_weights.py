@@ -66,22 +66,22 @@ def to_megatron(weights: Mapping[str, Tensor], table: Origins) -> dict[str, tupl
 
     A weight without a counterpart keeps its name.
     """
-    left, found = dict(weights), {}
+    left, fused = dict(weights), {}
     for module, origin in table.items():
         for kind in KINDS:
             names = [f"{part}.{kind}" for part in origin.parts]
             if all(name in left for name in names):
-                found[f"{module}.{kind}"] = origin.joined([left.pop(name) for name in names]), origin.split
-    return found | {name: (weight, None) for name, weight in left.items()}
+                fused[f"{module}.{kind}"] = origin.joined([left.pop(name) for name in names]), origin.split
+    return fused | {name: (weight, None) for name, weight in left.items()}
 
 
 def to_transformers(name: str, weight: Tensor, table: Origins) -> Iterator[tuple[str, Tensor]]:
     """Separates a whole Megatron weight into Transformers' weights. A weight outside Megatron's layers is unchanged."""
-    layer, found, own = name.partition(f".{LAYER}.")
-    if not found:
+    layer, separator, parameter = name.partition(f".{LAYER}.")
+    if not separator:
         yield name, weight
         return
-    module, _, kind = own.rpartition(".")
+    module, _, kind = parameter.rpartition(".")
     origin = table[module]
     for part, piece in zip(origin.parts, origin.separated(weight), strict=True):
         yield f"{layer}.{part}.{kind}", piece

@@ -54,14 +54,14 @@ def check_exported(model: Path, settings: Mapping[str, Any], setting: str) -> No
 
 
 def _architectures(settings: Mapping[str, Any]) -> list[str]:
-    found = settings.get("architectures")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    architectures = settings.get("architectures")
+    return [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
 
 
 def _sees_or_hears(settings: Mapping[str, Any]) -> bool:
     return any(settings.get(name) for name in _PARTS)
 
 
-def _same(one: str, other: str) -> bool:
+def _same(name: str, other: str) -> bool:
     """Files of earlier years spell some classes in other cases: LLaMAForCausalLM, MPTForCausalLM."""
-    return one.replace("_", "").lower() == other.replace("_", "").lower()
+    return name.replace("_", "").lower() == other.replace("_", "").lower()

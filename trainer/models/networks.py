@@ -125,7 +125,7 @@ def is_packed(model: nn.Module) -> bool:
 
 
 def why_not_packed(language_model: nn.Module) -> str | None:
-    """Why rows of a Transformers model cannot be packed; None if they can.
+    """The reason why rows of a Transformers model cannot be packed; None if they can.
 
     Only attention can be kept within a row. A recurrent state or a convolution carries a row into the next one.
     """
@@ -140,7 +140,7 @@ def why_not_packed(language_model: nn.Module) -> str | None:
 
 
 def computation_notes(decoder: nn.Module) -> list[str]:
-    """What is unusual, and slower, in how this process has computed with a decoder."""
+    """Notes on slower paths that this process took with a decoder."""
     family = decoder.config.model_type
     notes = []
     if not is_packed(decoder):

@@ -85,10 +85,10 @@ def output_head(language_model: nn.Module) -> OutputHead:
 
 
 def _fitted(hidden_scale: float, logits: Tensor) -> OutputHead:
-    one, huge = float(logits[0]), float(logits[6])
+    unit, huge = float(logits[0]), float(logits[6])
     if not math.isfinite(huge) or abs(huge) > 1e20:
-        return OutputHead(hidden_scale, scale=one)
-    return OutputHead(hidden_scale, scale=huge * math.atanh(one / huge) if 0 < one < huge else one, cap=huge)
+        return OutputHead(hidden_scale, scale=unit)
+    return OutputHead(hidden_scale, scale=huge * math.atanh(unit / huge) if 0 < unit < huge else unit, cap=huge)
 
 
 @contextmanager

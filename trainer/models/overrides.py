@@ -49,13 +49,13 @@ def _settings(model: Path) -> dict[str, Any]:
     try:
         if file.exists() and not file.is_file():
             raise OSError("not a regular file")  # reading a pipe or a device might never end
-        found = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{model}/config.json: cannot be read: {error}", hint="set model.path to a model") from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise DataError(f"{model}/config.json: not a JSON object", hint="set model.path to a model")
-    check_layers(model / "config.json", found)
-    return found
+    check_layers(model / "config.json", settings)
+    return settings
 
 
 def check_layers(file: Path, settings: dict[str, Any]) -> None:
@@ -85,8 +85,8 @@ def _check(changed: dict[str, Any], model: Path, settings: dict[str, Any]) -> No
             )
         if ("dropout" in name or name.endswith("_pdrop")) and value:
             raise ConfigError(
-                f"model.override_config: {name}={value}: nothing is dropped out here, because the ratio of new to old "
-                "log-probs would measure the noise",
+                f"model.override_config: {name}={value}: dropout stays off, because the ratio of new to old "
+                "log-probs would measure its noise",
                 hint="set it to 0, or leave it out",
             )
         if name not in known:

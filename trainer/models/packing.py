@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.copies import to_device
 
-ATTENTION_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "visible", "own")
+ATTENTION_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "visible", "among_visible")
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,11 @@ class PackedRows:
     `targets` [response tokens] int64, the response tokens; `places` [response tokens] int64, their indices in the
     flattened [rows, response length]. `longest` is the length of the longest row.
 
-    With shared prompts, a row holds its own tokens only and sees others, too: `visible` [visible tokens] int64, the
+    With shared prompts, a row holds its own tokens only and also sees others: `visible` [visible tokens] int64, the
     indices in the line of all tokens of the rows, prompts repeated; `visible_offsets` [sequences + 1] int32, the bounds
-    of the rows among them; `own` [tokens] int64, the place of each token of the line among them; `longest_visible`.
-    Otherwise `visible` and `own` are None.
+    of the rows among them; `longest_visible`; `among_visible` [tokens] int64, the place of each token of the line among
+    the visible ones.
+    Otherwise `visible` and `among_visible` are None.
     """
 
     token_ids: Tensor
@@ -39,7 +40,7 @@ class PackedRows:
     visible_offsets: Tensor
     longest_visible: int
     visible: Tensor | None = None
-    own: Tensor | None = None
+    among_visible: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Batch, multiple: int = 1, share_prompts: bool = False) -> Self:
@@ -64,14 +65,14 @@ class PackedRows:
             prompt_lengths, begins, prompts = (pad(tensor, (0, 1)) for tensor in (prompt_lengths, begins, prompts))
         columns = torch.arange(token_ids.shape[1]).expand_as(token_ids)
         seen, in_prompt = columns < lengths.unsqueeze(1), columns < prompt_lengths.unsqueeze(1)
-        own = seen & (columns >= begins.unsqueeze(1))
+        in_row = seen & (columns >= begins.unsqueeze(1))
         line = columns + torch.where(in_prompt, prompts.unsqueeze(1), (starts - begins).unsqueeze(1))
         seen_places = columns + (lengths.cumsum(0) - lengths).unsqueeze(1)
         rows, response_columns = batch.response_mask.nonzero(as_tuple=True)
         row_columns = batch.prompt_lengths[rows] + response_columns
         return cls(
-            token_ids=token_ids[own].unsqueeze(0),
-            positions=columns[own].unsqueeze(0),
+            token_ids=token_ids[in_row].unsqueeze(0),
+            positions=columns[in_row].unsqueeze(0),
             offsets=_bounds(lengths - begins),
             longest=_rounded(lengths - begins, multiple),
             predicting=line[order.argsort()[rows], row_columns - 1],
@@ -81,7 +82,7 @@ class PackedRows:
             visible_offsets=_bounds(lengths),
             longest_visible=_rounded(lengths, multiple),
             visible=line[seen] if share_prompts else None,
-            own=seen_places[own] if share_prompts else None,
+            among_visible=seen_places[in_row] if share_prompts else None,
         )
 
     def to(self, device: torch.device) -> Self:
@@ -109,7 +110,7 @@ class PackedRows:
     def attention_arguments(self) -> dict[str, Any]:
         """ATTENTION_ARGUMENTS for `trainer.models.attention`. Transformers passes them on to every layer."""
         lengths = (self.offsets, self.visible_offsets, self.longest, self.longest_visible)
-        return dict(zip(ATTENTION_ARGUMENTS, (*lengths, self.visible, self.own), strict=True))
+        return dict(zip(ATTENTION_ARGUMENTS, (*lengths, self.visible, self.among_visible), strict=True))
 
 
 def _bounds(lengths: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Models and tokenizers in Transformers' format, read from local files. Code that lies beside a model never runs, and
-nobody is asked whether it may."""
+"""Models and tokenizers in Transformers' format, read from local files. Code beside a
+model never runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

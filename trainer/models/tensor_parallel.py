@@ -57,11 +57,11 @@ def check_split(layers: nn.ModuleList, config: Any, ranks: int) -> None:
     """Raises ConfigError if these layers cannot be split over `ranks` ranks."""
     known = {*COLUMNS, *ROWS}
     for layer in layers:
-        found = {name for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
-        if found != known:
+        linears = {name for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
+        if linears != known:
             raise ConfigError(
                 f"sharding.tensor_parallel={ranks}: {type(layer).__name__} cannot be split: its matrices differ from "
-                f"{', '.join(sorted(known))} in {', '.join(sorted(found ^ known))}",
+                f"{', '.join(sorted(known))} in {', '.join(sorted(linears ^ known))}",
                 hint="set it to 1, or use a Qwen2, Qwen3, Llama or Mistral model",
             )
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):

@@ -1,1 +1,1 @@
-"""Before a run starts: which role runs where, what memory it takes, and the settings that follow."""
+"""Plans a run before it starts: placement of roles, memory, and the settings that follow."""

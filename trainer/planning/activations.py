@@ -1,4 +1,4 @@
-"""What a forward and backward pass keeps in GPU memory, by estimate.
+"""Estimates the GPU memory of a forward and backward pass.
 
 The formulas follow what a decoder layer with gated feed-forward keeps for its backward pass. On H200s updates of 1.5B
 took 0.95 of the estimate and updates of 0.5B 0.8 (benchmarks/measured/training.md).
@@ -23,7 +23,7 @@ def bytes_per_token(size: ModelSize, settings: TrainedModelConfig, type_bytes: i
 
 
 def keeps_everything(settings: TrainedModelConfig) -> bool:
-    """Whether layers also keep what is cheap to compute again."""
+    """Whether layers also keep activations that are cheap to recompute."""
     return not settings.compile or settings.activation_memory_budget == 1
 
 

@@ -131,18 +131,18 @@ class _Machine:
     def room(self, role: str) -> float:
         """GiB that a turn of the role may take on its fullest device."""
         rooms = []
-        for own in by_device(self.shares):
-            device_gib = own[0].slot.node.device_gib
+        for on_device in by_device(self.shares):
+            device_gib = on_device[0].slot.node.device_gib
             assert device_gib is not None  # else there are no choices
-            if role in {share.role for share in own}:
-                rooms.append(FILLED * device_gib - _resting(own))
+            if role in {share.role for share in on_device}:
+                rooms.append(FILLED * device_gib - _resting(on_device))
         return min(rooms)
 
 
-def _resting(own: list[Share]) -> float:
+def _resting(on_device: list[Share]) -> float:
     """GiB that stay on a device beside a turn. Engines that have it to themselves count as a turn, even awake."""
-    alone = {share.role for share in own if share.resting or share.working} == {"rollout"}
-    return sum(share.processes if alone else share.resting for share in own)
+    alone = {share.role for share in on_device if share.resting or share.working} == {"rollout"}
+    return sum(share.processes if alone else share.resting for share in on_device)
 
 
 def _sequences(machine: _Machine) -> Iterator[Choice]:
@@ -180,9 +180,9 @@ def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
     given, size = settings.model_fields_set, size_of(config, role)
     if role not in machine.placement or size is None or given & {"micro_batch_size", "micro_batch_tokens"}:
         return
-    own = next(share for share in machine.shares if share.role == role)
+    share_of_role = next(share for share in machine.shares if share.role == role)
     fixed = pass_bytes(size, settings, machine.type_bytes, len(machine.placement[role]), tokens=0) / GIB
-    room = max(0.0, machine.room(role) - own.working - fixed)
+    room = max(0.0, machine.room(role) - share_of_role.working - fixed)
 
     def fitting(checkpointing: bool) -> int:
         return int(room * GIB / bytes_per_token(size, settings, machine.type_bytes, checkpointing))
@@ -199,7 +199,7 @@ def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
 
 
 def _traffic(machine: _Machine, role: str, key: str) -> Iterator[Choice]:
-    config, (what, deciding) = machine.config, TRAFFIC[key]
+    config, (kept, deciding) = machine.config, TRAFFIC[key]
     settings = settings_of(config, role)
     sharding, size, tokens = settings.sharding, size_of(config, role), settings.micro_batch_tokens
     ranks = len(machine.placement.get(role, ()))
@@ -208,13 +208,13 @@ def _traffic(machine: _Machine, role: str, key: str) -> Iterator[Choice]:
         return
     most = math.ceil(settings.mini_batch_size * machine.row / groups / tokens)
     once = with_setting(settings, f"sharding.{key}", most)
-    before, after = (gathered_bytes(size, found, machine.type_bytes, ranks) / GIB for found in (settings, once))
+    before, after = (gathered_bytes(size, options, machine.type_bytes, ranks) / GIB for options in (settings, once))
     # A reference or teacher is sharded like the actor, maybe on devices of its own.
     alike = {role} | ({"reference", "teacher"} & machine.placement.keys() if role == "actor" else set())
     turns = {share.role: share.working + share.passes for share in machine.shares}
     room = min(machine.room(other) - turns[other] for other in alike)
     if most > 1 and after - before <= room:
-        reason = f"{what}, which takes {after - before:.1f} of {room:.1f} GiB left"
+        reason = f"{kept}, which takes {after - before:.1f} of {room:.1f} GiB left"
         yield Choice(f"{role}.sharding.{key}", most, reason)
 
 

@@ -25,7 +25,7 @@ def plan_without_cluster(config: Config, nodes: int | None, gpus: int | None, gp
     per_node = next(number for number in (gpus, settings.n_gpus_per_node, device_count()) if number is not None)
     memory = gpu_gib or device_memory("cuda" if per_node else "cpu")
     if memory is None:
-        raise ConfigError("the memory of the GPUs is not known here", hint="say --gpu-gib, like --gpu-gib 80")
-    own = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node, memory) for at in range(count)]
-    slots = numbered_slots(own, per_node, PlacementGroup.empty())
+        raise ConfigError("the memory of the GPUs is unknown on this machine", hint="pass --gpu-gib, like --gpu-gib 80")
+    assumed = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node, memory) for at in range(count)]
+    slots = numbered_slots(assumed, per_node, PlacementGroup.empty())
     return plan_of(config, slots, roles_of(config))

@@ -58,16 +58,18 @@ def shares(config: Config, placement: Placement) -> list[Share]:
     """The memory of each rank of each role. What the actor's first rank keeps while it sends weights is a turn of its
     own."""
     parts = cache(partial(_parts, config, placement))  # ranks of a role differ only in their devices
-    found = [Share(role, slot, *parts(role, slot.node.device_gib)) for role, own in placement.items() for slot in own]
+    needed = [
+        Share(role, slot, *parts(role, slot.node.device_gib)) for role, slots in placement.items() for slot in slots
+    ]
     if sent := sent_gib(config, placement):
-        found.append(Share(SENDING, placement["actor"][0], 0.0, sent))
-    return found
+        needed.append(Share(SENDING, placement["actor"][0], 0.0, sent))
+    return needed
 
 
-def by_device(found: Sequence[Share]) -> list[list[Share]]:
+def by_device(all_shares: Sequence[Share]) -> list[list[Share]]:
     """The shares of each device."""
     devices: dict[tuple[str, int], list[Share]] = defaultdict(list)
-    for share in found:
+    for share in all_shares:
         devices[share.slot.node.address, share.slot.rank].append(share)
     return list(devices.values())
 
@@ -207,10 +209,10 @@ def copies_gib(config: Config, placement: Placement) -> float:
     return config.trainer.redundancy * gib / max(1, len(nodes))
 
 
-def table(found: Sequence[Share]) -> list[str]:
+def table(all_shares: Sequence[Share]) -> list[str]:
     """A line per rank of a role: role, node, device, GiB that stay, GiB that its turn adds, of which passes."""
     lines = [("role", "node", "device", "GiB at rest", "in its turn", "of that, passes")]
-    for share in found:
+    for share in all_shares:
         device = f"{share.slot.device} {share.slot.rank}"
         turn, passes = share.working + share.passes, f"~{share.passes:.2f}" if share.passes else ""
         lines.append((share.role, share.slot.node.address, device, f"{share.resting:.2f}", f"{turn:.2f}", passes))
@@ -218,13 +220,13 @@ def table(found: Sequence[Share]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def check_fit(found: Sequence[Share], others: Iterable[tuple[str, Sequence[Share]]] = ()) -> None:
+def check_fit(all_shares: Sequence[Share], others: Iterable[tuple[str, Sequence[Share]]] = ()) -> None:
     """Raises ConfigError if the roles on a device need more memory than it has, passes aside; devices whose memory is
     unknown are not checked.
 
     `others` lists other settings with their shares: the error suggests the first that fit.
     """
-    load = _fullest(found)
+    load = _fullest(all_shares)
     if load is None or load.lacking <= 0:
         return
     parts = ", ".join(f"{share.role} {share.resting + share.working:.1f}" for share in load.shares)
@@ -241,9 +243,9 @@ def check_fit(found: Sequence[Share], others: Iterable[tuple[str, Sequence[Share
     )
 
 
-def tight(found: Sequence[Share]) -> str | None:
+def tight(all_shares: Sequence[Share]) -> str | None:
     """A warning if the fullest device may run out of memory in a pass, else None."""
-    load = _fullest(found, passes=True)
+    load = _fullest(all_shares, passes=True)
     if load is None or load.lacking <= 0:
         return None
     role = max(load.shares, key=lambda share: share.passes).role
@@ -272,19 +274,19 @@ class _Load:
         return self.needed - self.device_gib
 
 
-def _fullest(found: Sequence[Share], passes: bool = False) -> _Load | None:
+def _fullest(all_shares: Sequence[Share], passes: bool = False) -> _Load | None:
     """The device that lacks most memory, or has least left; None if the memory of none is known."""
     loads = [
-        _Load(own, _needed(own, passes), gib)
-        for own in by_device(found)
-        if (gib := own[0].slot.node.device_gib) is not None
+        _Load(on_device, _needed(on_device, passes), gib)
+        for on_device in by_device(all_shares)
+        if (gib := on_device[0].slot.node.device_gib) is not None
     ]
     return max(loads, key=lambda load: load.lacking, default=None)
 
 
-def _needed(own: Sequence[Share], passes: bool) -> float:
-    turns = (share.working + (share.passes if passes else 0.0) for share in own)
-    return sum(share.resting for share in own) + max(turns)
+def _needed(shares_of_device: Sequence[Share], passes: bool) -> float:
+    turns = (share.working + (share.passes if passes else 0.0) for share in shares_of_device)
+    return sum(share.resting for share in shares_of_device) + max(turns)
 
 
 def alternatives(config: Config, placement: Placement) -> Iterator[tuple[str, list[Share]]]:

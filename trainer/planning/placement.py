@@ -36,7 +36,9 @@ def _mapped(role: str, mapping: str | None, slots: Sequence[Slot]) -> list[Slot]
     chosen = []
     for node, device in parse_devices(mapping):
         if node >= len(nodes) or device >= len(nodes[node]):
-            there = ", ".join(f"node{at} ({own[0].node.address}): {len(own)}" for at, own in enumerate(nodes))
+            there = ", ".join(
+                f"node{at} ({on_node[0].node.address}): {len(on_node)}" for at, on_node in enumerate(nodes)
+            )
             raise ConfigError(
                 f"device_mapping.{role}={mapping}: there is no device {device} of node{node}",
                 hint=f"devices of each node: {there}",
@@ -60,14 +62,14 @@ def engine_slots(config: Config, slots: Sequence[Slot]) -> list[list[Slot]]:
     if size == 1 or slots[0].device == "cpu":
         return [[slot] * size for slot in slots]
     engines = []
-    for own in _by_node(slots).values():
-        if len(own) % size:
+    for on_node in _by_node(slots).values():
+        if len(on_node) % size:
             raise ConfigError(
-                f"rollout.tensor_parallel={size} does not divide the {len(own)} GPUs of the rollout engines on "
-                f"{own[0].node.address}",
+                f"rollout.tensor_parallel={size} does not divide the {len(on_node)} GPUs of the rollout engines on "
+                f"{on_node[0].node.address}",
                 hint="set it to a divisor of the GPUs that every node has for them: an engine stays within a node",
             )
-        engines += [own[first : first + size] for first in range(0, len(own), size)]
+        engines += [on_node[first : first + size] for first in range(0, len(on_node), size)]
     return engines
 
 

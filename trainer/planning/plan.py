@@ -20,7 +20,7 @@ class Plan:
     shares: Sequence[Share]
 
     def lines(self) -> Iterator[str]:
-        """What a user reads: choices, the table, and what may be tight."""
+        """The plan as text: choices, the table of memory, and a warning where memory may be short."""
         for choice in self.choices:
             yield f"chosen: {choice}"
         silent = [share.slot.node.address for share in self.shares if share.slot.node.device_gib is None]
@@ -36,10 +36,10 @@ class Plan:
 def plan_of(config: Config, slots: Sequence[Slot], roles: Sequence[str]) -> Plan:
     """The plan for these slots. Raises ConfigError if batches or models do not fit."""
     placement = place_roles(config, slots, roles)
-    config.check_ranks({role: len(own) for role, own in placement.items()})
+    config.check_ranks({role: len(slots) for role, slots in placement.items()})
     if "rollout" in placement:
         engine_slots(config, placement["rollout"])
     config, choices = with_choices(config, placement)
-    found = shares(config, placement)
-    check_fit(found, alternatives(config, placement))
-    return Plan(config, placement, choices, found)
+    needed = shares(config, placement)
+    check_fit(needed, alternatives(config, placement))
+    return Plan(config, placement, choices, needed)

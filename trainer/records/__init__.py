@@ -1,1 +1,1 @@
-"""What a run writes down and shows: metrics, samples, logs and reports."""
+"""Records of a run: metrics, samples, logs and reports."""

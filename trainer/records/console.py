@@ -49,7 +49,7 @@ class Progress(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def expect(self, total_steps: int) -> None:
-        """Sets the number of steps, if it is not known at the start."""
+        """Sets the number of steps, if it was unknown at the start."""
 
     def phase(self, name: str) -> None:
         """Shows the current phase."""

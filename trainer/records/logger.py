@@ -1,4 +1,4 @@
-"""What a logger is: it receives the metrics of each step, besides console, metrics.jsonl and TensorBoard."""
+"""The interface of loggers, which receive each step's metrics besides console, metrics.jsonl and TensorBoard."""
 
 import importlib
 import urllib.error

@@ -47,7 +47,7 @@ class SlowPhases:
 
     def of_step(self, seconds: Mapping[str, float]) -> list[str]:
         """A sentence for each slow phase of the next step; the keys of `seconds` are `time/<phase>`."""
-        found = []
+        warnings = []
         for name, threshold in self._thresholds.items():
             if name not in seconds:
                 continue
@@ -56,6 +56,6 @@ class SlowPhases:
             if limit is None and len(earlier) >= self.STEPS:
                 limit = self.MULTIPLE * median(earlier)
             if limit is not None and taken > limit:
-                found.append(f"{name.removeprefix('time/')} took {taken:.0f} ms, the threshold is {limit:.4g} ms")
+                warnings.append(f"{name.removeprefix('time/')} took {taken:.0f} ms, the threshold is {limit:.4g} ms")
             earlier.append(taken)
-        return found
+        return warnings

@@ -1,4 +1,4 @@
-"""Loggers beside the training: a server that is slow or away costs no step and ends no run."""
+"""Logs in a thread: a slow or unreachable server delays no step and ends no run."""
 
 import logging
 import queue

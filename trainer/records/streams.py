@@ -1,4 +1,4 @@
-"""The standard streams of a command. Whoever reads the console has no part in the command's work."""
+"""The standard streams of a command, which never block its work."""
 
 import io
 import os
@@ -14,7 +14,7 @@ DRAIN_SECONDS = 2.0  # for what waits when the command ends
 
 
 class DetachedStream(io.TextIOBase):
-    """Text for a file, pipe or terminal that may be slow, full or gone: a thread writes it, and the caller goes on."""
+    """A stream to a file, pipe or terminal that may be slow, full or gone: a thread writes, the caller continues."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = os.dup(descriptor)
@@ -65,7 +65,7 @@ class DetachedStream(io.TextIOBase):
                 self._waiting.clear()
                 self._lost = 0
             if lost:
-                text = f"{lost} lines are lost here, because nobody read them in time\n{text}"
+                text = f"{lost} lines are missing here: the console was not read in time\n{text}"
             self._write(text.encode("utf-8", "backslashreplace"))
             with self._changed:
                 self._size = sum(map(len, self._waiting))
@@ -111,7 +111,7 @@ def _open_closed() -> None:
 
 
 def discard_output() -> None:
-    """Leads standard output nowhere, so that what could not be written is not tried again."""
+    """Discards standard output, so that a failed write is not repeated."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

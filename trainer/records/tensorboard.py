@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written like every other record: what cannot be written waits in memory."""
+"""TensorBoard's event files. Events that cannot be written wait in memory."""
 
 import os
 import socket

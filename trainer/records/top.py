@@ -1,4 +1,4 @@
-"""A run at a glance, from the files in its directory: state, phases of the last step, metrics as they move, GPUs."""
+"""Shows a run live, from the files in its directory: state, phases of the last step, metrics, GPUs."""
 
 import statistics
 import time
@@ -89,7 +89,7 @@ def watch(run_dir: Path, console: Console) -> None:
 
 
 def screen(run_dir: Path) -> RenderableType:
-    """Everything that the run's files tell now. Raises DataError if the directory holds no run, or a damaged file."""
+    """The current state of the run as a table. Raises DataError if the directory holds no run, or a damaged file."""
     metrics = run_dir / METRICS
     if not (run_dir / CONFIG).is_file():
         raise DataError(f"{run_dir}: no run there", hint="name the directory of a run, such as runs/ID")
@@ -187,14 +187,14 @@ def _waits(run: RecordedRun) -> list[RenderableType]:
     """The workers for which others waited a noticeable part of the last steps; nothing if all were about as fast."""
     rows = run.waits[-RECENT:]
     whole = sum(run.series("time/step")[1][-len(rows) :]) if rows else 0.0
-    found = noticed(rows, whole)
-    if not found:
+    waits = noticed(rows, whole)
+    if not waits:
         return []
     table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
     for heading in ("waited for", "seconds per step", f"slowest in the last {len(rows)} steps"):
         table.add_column(heading, justify="left" if heading == "waited for" else "right")
-    for one in found[:SLOWEST]:
-        table.add_row(Text(printable(one.worker)), f"{one.seconds / len(rows):.2f}", f"{one.steps}")
+    for wait in waits[:SLOWEST]:
+        table.add_row(Text(printable(wait.worker)), f"{wait.seconds / len(rows):.2f}", f"{wait.steps}")
     return ["", table]
 
 

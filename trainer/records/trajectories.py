@@ -109,8 +109,8 @@ class TrajectoryWriter:
         table = pa.Table.from_pylist([{"step": step, **row} for row in rows()], schema=SCHEMA)
         content = pa.BufferOutputStream()
         pq.write_table(table, content, compression="zstd")
-        found = content.getvalue()
-        self._disk.put(partial(self._save, step, found), found.size)
+        written = content.getvalue()
+        self._disk.put(partial(self._save, step, written), written.size)
 
     def _save(self, step: int, content: pa.Buffer) -> None:
         try:

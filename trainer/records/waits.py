@@ -25,5 +25,7 @@ def noticed(waits: Sequence[WaitsRow], seconds_of_steps: float) -> list[WaitedFo
     for row in waits:
         for role, wait in row["waits"].items():
             seconds[role, wait["slowest"]].append(wait["seconds"])
-    found = [WaitedFor(role, worker, len(own), sum(own)) for (role, worker), own in seconds.items()]
-    return sorted((one for one in found if one.seconds >= NOTICED * seconds_of_steps), key=lambda one: -one.seconds)
+    waited = [WaitedFor(role, worker, len(durations), sum(durations)) for (role, worker), durations in seconds.items()]
+    return sorted(
+        (wait for wait in waited if wait.seconds >= NOTICED * seconds_of_steps), key=lambda wait: -wait.seconds
+    )

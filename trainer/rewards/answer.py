@@ -1,4 +1,4 @@
-"""What is scored, and what comes back."""
+"""Responses to score, and their rewards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

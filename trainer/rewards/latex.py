@@ -47,7 +47,7 @@ _SPELT = tuple(
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"\\frac(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
         (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
-        (r"(?<!\d)(\d{1,9})\.(\d{0,9})\\overline\{(\d{1,9})\}", lambda found: _repeating(*found.groups())),
+        (r"(?<!\d)(\d{1,9})\.(\d{0,9})\\overline\{(\d{1,9})\}", lambda match: _repeating(*match.groups())),
     )
 )
 

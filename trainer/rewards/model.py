@@ -60,9 +60,9 @@ class RewardModel:
     def _padding(self, texts: Sequence[Sequence[int]]) -> int:
         """A token that no text contains. The tokenizer's own may be the end token, which is the one to score at."""
         used = {token for text in texts for token in text}
-        own = self._tokenizer.pad_token_id
-        if own is not None and own not in used:
-            return int(own)
+        pad_token_id = self._tokenizer.pad_token_id
+        if pad_token_id is not None and pad_token_id not in used:
+            return int(pad_token_id)
         return next(token for token in range(self._vocabulary) if token not in used)
 
     def _tokens(self, answer: Answer) -> list[int]:

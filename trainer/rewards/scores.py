@@ -1,4 +1,4 @@
-"""What reward functions return, as scores; and the weighted sum with the scores of a reward model."""
+"""Scores from what reward functions return, and their weighted sum with those of a reward model."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ def as_scored(returned: Any, answer: Answer) -> Scored:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
+    """Whether the value is a number that a float can hold."""
     try:
         return isinstance(value, Real) and math.isfinite(value)
     except OverflowError:
@@ -51,7 +51,7 @@ def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:
     if not isinstance(given, Iterable):
         raise _unusable(f"token_rewards of type {type(given).__name__}", answer)
     pairs, count = list(given), len(answer.sampled_ids)
-    if not any(isinstance(one, Sequence) for one in pairs):
+    if not any(isinstance(pair, Sequence) for pair in pairs):
         if pairs and len(pairs) != count:
             raise _unusable(f"{len(pairs)} token_rewards for {count} tokens", answer)
         pairs = list(enumerate(pairs))
@@ -79,9 +79,9 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__} with a number of thousands of digits"
 
 
-def _unusable(what: str, answer: Answer) -> RewardError:
+def _unusable(value: str, answer: Answer) -> RewardError:
     return RewardError(
-        f"the reward function returned {what} for the response {answer.response[:_SHOWN]!r} "
+        f"the reward function returned {value} for the response {answer.response[:_SHOWN]!r} "
         f"(ground truth {answer.ground_truth!r}, data source {answer.data_source!r})",
         hint="return a finite number up to 1e18, a mapping with one under `score`, or token_rewards: one number per "
         "token or pairs (position, reward); raise an error for a response that cannot be scored",

@@ -50,18 +50,18 @@ def may_score_itself(config: Config) -> bool:
 
 def has_scorer(reward: RewardConfig, source: str) -> bool:
     """Whether a rule, the user's own function or server, or a reward model alone scores responses of a source."""
-    own = reward.custom_function.path is not None or reward.server.url is not None
-    return own or reward.weight == 0 or reward.rule_for(source) is not None
+    custom = reward.custom_function.path is not None or reward.server.url is not None
+    return custom or reward.weight == 0 or reward.rule_for(source) is not None
 
 
 def source_lines(config: Config, counts: Counts) -> list[str]:
     """A line per file and data source, largest first: its prompts, and the rule that scores them."""
     function = config.reward.custom_function
-    own = config.reward.server.url
+    scorer = config.reward.server.url
     if function.path is not None:
-        own = f"{function.path.name}:{function.name or 'compute_score'}"
+        scorer = f"{function.path.name}:{function.name or 'compute_score'}"
     lines = []
     for (file, source), count in sorted(counts.items(), key=lambda item: -item[1]):
         rule = config.reward.rule_for(source)
-        lines.append(f"{file}: {count} prompts of {source!r}, scored by {own or (rule.name if rule else 'no rule')}")
+        lines.append(f"{file}: {count} prompts of {source!r}, scored by {scorer or (rule.name if rule else 'no rule')}")
     return lines

@@ -14,8 +14,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def tagged_answer(response: str) -> str | None:
     """The content of the last `<answer>...</answer>`; None without one."""
-    found = _TAGGED.findall(response)
-    return found[-1].strip() if found else None
+    tagged = _TAGGED.findall(response)
+    return tagged[-1].strip() if tagged else None
 
 
 def accepted_answers(ground_truth: object) -> list[str]:

@@ -18,5 +18,5 @@ def as_text(ground_truth: object) -> str:
 def as_texts(ground_truth: object) -> list[str]:
     """The accepted answers: one text or number, or a list of them. Raises RewardError for anything else."""
     if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str):
-        return [as_text(one) for one in ground_truth]
+        return [as_text(truth) for truth in ground_truth]
     return [as_text(ground_truth)]

@@ -107,5 +107,5 @@ def _compile_head(network: PolicyNetwork, engine: TrainingEngine) -> None:
     with torch.no_grad():
         network.predict(hidden, weight, bias, targets)
     if engine.settings is not None:
-        found = network.predict(hidden.requires_grad_(), weight, bias, targets)
-        torch.autograd.backward(found, [torch.ones_like(values) for values in found])
+        predicted = network.predict(hidden.requires_grad_(), weight, bias, targets)
+        torch.autograd.backward(predicted, [torch.ones_like(values) for values in predicted])

@@ -1,4 +1,4 @@
-"""Computation that gives the same bits each time, `trainer.deterministic`."""
+"""Bit-for-bit repeatable computation (`trainer.deterministic`)."""
 
 # Variables that libraries read when they start.
 ENVIRONMENT = {
@@ -12,7 +12,7 @@ ENVIRONMENT = {
 
 
 def compute_deterministically() -> None:
-    """Torch takes kernels that add in a fixed order, and raises RuntimeError where there is none."""
+    """Makes torch use kernels with a fixed order of sums, and raise RuntimeError where it has none."""
     import torch
     import torch.utils.deterministic
 

@@ -151,7 +151,7 @@ class TrainingEngine:
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
         """Log-probs or values of all rows, [rows, response length] float32 on CPU. Every rank must call it."""
-        batch, own = rows_of_group(batch, self.peers)
+        batch, rows_here = rows_of_group(batch, self.peers)
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad(), _memory_errors_explained(), self._weights.needed(written=False):
             parts, layout = micro_batches(batch, limit, self._layout)
@@ -159,10 +159,10 @@ class TrainingEngine:
                 output = self.network(pack(batch.rows(rows), self.device, layout))
                 # An index on the CPU would make the CPU wait for the GPU before the next micro-batch.
                 result[to_device(rows, self.device)] = output[0] if isinstance(output, tuple) else output
-            found = result[own].cpu()
+            gathered = result[rows_here].cpu()
             reshard(self._sharded_modules)
         self.release_memory()
-        return found
+        return gathered
 
     def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
         """One optimizer step on this rank's rows of a mini-batch.
@@ -188,14 +188,14 @@ class TrainingEngine:
         return {**metrics, "gradient_norm": norm if finite else 0.0, "skipped": float(not finite)}
 
     def _report(self, norm: float, batch: Batch, limit: MicroBatchLimit) -> None:
-        """Keeps what led to this norm, and raises WorkerError unless `skip_non_finite` is set."""
+        """Keeps the rows behind a non-finite norm, and raises WorkerError unless `skip_non_finite` is set."""
         assert self.settings is not None
-        found = ""
+        faults = ""
         if self.faults is not None:
-            found = f": {self.faults.keep(self.updates, self.network, batch, self.forward(batch, limit))}"
+            faults = f": {self.faults.keep(self.updates, self.network, batch, self.forward(batch, limit))}"
         if not self.settings.skip_non_finite:
             raise WorkerError(
-                f"the gradient norm of {type(self.network).__name__} is {norm}{found}",
+                f"the gradient norm of {type(self.network).__name__} is {norm}{faults}",
                 hint="lower the learning rate, or resume from an earlier checkpoint",
             )
 
@@ -260,7 +260,7 @@ class TrainingEngine:
             give_back_memory()
 
     def discard_pass(self) -> None:
-        """Drops what a pass without memory left on the only rank, so that it can be taken again."""
+        """Drops the state of a pass that ran out of memory on a single rank, so that it can be repeated."""
         discard_pass(self.network)
         if self.settings is not None:
             self.optimizer.zero_grad()
@@ -299,7 +299,7 @@ class TrainingEngine:
         reshard(self._sharded_modules)
         layers = adapted_layers(module) if self._has_adapters else ()
         adapted = {f"{name}.weight": layer for name, layer in layers}
-        own = {id(part) for layer in adapted.values() for part in (layer.lora_A, layer.lora_B)}
+        adapter_ids = {id(part) for layer in adapted.values() for part in (layer.lora_A, layer.lora_B)}
         convert = dtype is not None and not self._holds_whole_weights
         named = module.named_parameters(remove_duplicate=shared_once)
         if convert and dtype is self.execution.dtype and not adapted:
@@ -308,7 +308,7 @@ class TrainingEngine:
             for name, weight in named:
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
-                elif id(weight) not in own:
+                elif id(weight) not in adapter_ids:
                     whole = self._gather(weight.to(dtype) if convert else weight)
                     yield from to_transformers(name, whole, self.origins)
 
@@ -359,7 +359,7 @@ def global_norm(gradients: Iterable[DTensor]) -> float:
     by_mesh: dict[object, list[Tensor]] = defaultdict(list)
     for gradient in gradients:
         by_mesh[gradient.device_mesh].append(gradient)
-    norms = [nn.utils.get_total_norm(own).full_tensor() for own in by_mesh.values()]
+    norms = [nn.utils.get_total_norm(gradients_of_mesh).full_tensor() for gradients_of_mesh in by_mesh.values()]
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 

@@ -37,8 +37,8 @@ def micro_batches(batch: Batch, limit: MicroBatchLimit, layout: Layout = Layout.
     groups = prompts.within(limit.tokens) if layout is Layout.SHARED and limit.tokens is not None else alone
 
     def costs() -> list[int]:
-        found = [prompts.cost(group) for group in groups]
-        return [max(found)] * len(found) if layout is Layout.PADDED else found
+        group_costs = [prompts.cost(group) for group in groups]
+        return [max(group_costs)] * len(group_costs) if layout is Layout.PADDED else group_costs
 
     count = int(reduced(torch.tensor(limit.parts_needed(costs())), dist.ReduceOp.MAX))
     groups = halved(groups, count)

@@ -1,4 +1,4 @@
-"""The parameter, the rows and the tokens behind a gradient that is not finite, kept for a look."""
+"""Records the parameter, rows and tokens behind a non-finite gradient."""
 
 import json
 from collections import Counter
@@ -36,7 +36,7 @@ class FaultFiles:
     """How many faults of each update were kept; the same on every rank."""
 
     def keep(self, update: int, network: nn.Module, batch: Batch, outputs: Tensor) -> str:
-        """What was found in a sentence that names the files. Every rank must call it with its rows of the mini-batch.
+        """The cause in a sentence that names the files. Every rank must call it with its rows of the mini-batch.
 
         `outputs` are the network's log-probs or values, [rows, response length]. Rank 0 writes two files, which every
         rank finds when this returns.
@@ -44,24 +44,26 @@ class FaultFiles:
         gradients, weights = non_finite_parameters(network)
         rank, at_fault = dist.get_rank(), non_finite_tokens(batch, outputs)
         chosen = sorted(at_fault)[:ROWS_OF_A_RANK]
-        own = [(row, batch.rows(torch.tensor([row])), outputs[row], at_fault[row]) for row in chosen]
+        faulty_here = [(row, batch.rows(torch.tensor([row])), outputs[row], at_fault[row]) for row in chosen]
         ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, own)
-        found = [(number, *row) for number, rows in enumerate(ranks) for row in rows]
+        dist.all_gather_object(ranks, faulty_here)
+        faulty = [(number, *row) for number, rows in enumerate(ranks) for row in rows]
         self.kept[update] += 1
         number = f"_{self.kept[update]}" if self.kept[update] > 1 else ""
         stem = self.directory / f"{self.role}_update_{update + 1:06d}{number}"
-        cause = _cause(gradients, weights, found)
+        cause = _cause(gradients, weights, faulty)
         if rank == 0:
-            self._write(stem, {"cause": cause, **_listed(gradients, weights)}, found)
+            self._write(stem, {"cause": cause, **_listed(gradients, weights)}, faulty)
         reduced(torch.zeros(1))  # no rank ends the run before the files are there
         return f"{cause}; see {stem}.json"
 
-    def _write(self, stem: Path, report: dict[str, Any], found: list[tuple[int, int, Batch, Tensor, Any]]) -> None:
+    def _write(
+        self, stem: Path, report: dict[str, Any], faulty_rows: list[tuple[int, int, Batch, Tensor, Any]]
+    ) -> None:
         tokenizer = read_tokenizer(self.model)
         rows: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
-        for number, (rank, row, batch, output, tokens) in enumerate(found):
+        for number, (rank, row, batch, output, tokens) in enumerate(faulty_rows):
             ids, prompt = batch.token_ids[0, : int(batch.lengths)].tolist(), int(batch.prompt_lengths)
             texts = {"prompt": tokenizer.decode(ids[:prompt]), "response": tokenizer.decode(ids[prompt:])}
             rows.append({"rank": rank, "row": row, "non_finite_tokens": tokens, **texts})
@@ -83,9 +85,9 @@ class KeptFaults:
     def new(self) -> list[tuple[Path, str]]:
         """The reports that are new or were replaced, with the cause that each names."""
         files = self._files()
-        found = sorted(path for path, written in files.items() if self._seen.get(path) != written)
+        unseen = sorted(path for path, written in files.items() if self._seen.get(path) != written)
         self._seen = files
-        return [(path, json.loads(path.read_text(encoding="utf-8"))["cause"]) for path in found]
+        return [(path, json.loads(path.read_text(encoding="utf-8"))["cause"]) for path in unseen]
 
     def _files(self) -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in self.directory.glob("*.json")}
@@ -106,12 +108,12 @@ def non_finite_parameters(network: nn.Module) -> tuple[list[str], list[str]]:
 
 def non_finite_tokens(batch: Batch, outputs: Tensor) -> dict[int, dict[str, list[int]]]:
     """The tensors of each row that are not finite, with the tokens of the response at which they are not."""
-    found: dict[int, dict[str, list[int]]] = {}
+    tokens_by_row: dict[int, dict[str, list[int]]] = {}
     for name, tensor in (*batch.tensors().items(), ("output", outputs)):
         if tensor.dtype.is_floating_point:
             for row, token in (~tensor.isfinite() & batch.response_mask).nonzero().tolist():
-                found.setdefault(row, {}).setdefault(name, []).append(token)
-    return found
+                tokens_by_row.setdefault(row, {}).setdefault(name, []).append(token)
+    return tokens_by_row
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -119,12 +121,12 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(local.detach().isfinite().all())
 
 
-def _cause(gradients: list[str], weights: list[str], found: Iterable[tuple[int, int, Batch, Tensor, Any]]) -> str:
+def _cause(gradients: list[str], weights: list[str], rows: Iterable[tuple[int, int, Batch, Tensor, Any]]) -> str:
     first = f"the first is that of {gradients[0]}" if gradients else "the sum of their squares overflows"
     parts = [f"{len(gradients)} gradients are not finite, {first}" if gradients else f"no gradient is, but {first}"]
     if weights:
         parts.append(f"{len(weights)} weights are not finite, the first is {weights[0]}")
-    for rank, row, _, _, tokens in found:
+    for rank, row, _, _, tokens in rows:
         name, at = next(iter(tokens.items()))
         parts.append(f"{name} of row {row} on rank {rank} is not finite at token {at[0]}")
         break
@@ -134,5 +136,5 @@ def _cause(gradients: list[str], weights: list[str], found: Iterable[tuple[int, 
 
 
 def _listed(gradients: list[str], weights: list[str]) -> dict[str, Any]:
-    found = {"gradients": gradients, "weights": weights}
-    return {name: {"count": len(names), "first": names[:SHOWN]} for name, names in found.items()}
+    names_by_kind = {"gradients": gradients, "weights": weights}
+    return {name: {"count": len(names), "first": names[:SHOWN]} for name, names in names_by_kind.items()}

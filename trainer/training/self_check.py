@@ -64,14 +64,14 @@ def _row_by_row(language_model: nn.Module, rows: Batch, compute: Callable[[Tenso
 
     Uses eager attention, because Transformers' faster ones ignore soft caps.
     """
-    own = language_model.config._attn_implementation
+    implementation = language_model.config._attn_implementation
     language_model.eval().set_attn_implementation("eager")
-    found = torch.zeros(rows.response_mask.shape)
+    values = torch.zeros(rows.response_mask.shape)
     for row in range(len(rows)):
         prompt, length = int(rows.prompt_lengths[row]), int(rows.lengths[row])
-        found[row, : length - prompt] = compute(rows.token_ids[row : row + 1, :length], prompt)
-    language_model.set_attn_implementation(own)
-    return found
+        values[row, : length - prompt] = compute(rows.token_ids[row : row + 1, :length], prompt)
+    language_model.set_attn_implementation(implementation)
+    return values
 
 
 def check_head(width: int) -> Tensor:
@@ -94,18 +94,18 @@ def check_values(engine: TrainingEngine, rows: Batch, expected: Tensor | None, f
     _check(engine, rows, expected, f"{family}: the critic's values differ", scale)
 
 
-def _check(engine: TrainingEngine, rows: Batch, expected: Tensor | None, what: str, scale: float) -> None:
+def _check(engine: TrainingEngine, rows: Batch, expected: Tensor | None, subject: str, scale: float) -> None:
     on_gpu = engine.device.type == "cuda"
     # Compiling the layers for these short rows would take longer than the whole check.
     with torch.compiler.set_stance("force_eager") if on_gpu else nullcontext():
-        found = engine.forward(rows, MicroBatchLimit(len(rows)))
+        computed = engine.forward(rows, MicroBatchLimit(len(rows)))
     if expected is None:
         return
-    apart = ((found - expected).abs() * rows.response_mask).sum(dim=1) / rows.response_mask.sum(dim=1)
+    apart = ((computed - expected).abs() * rows.response_mask).sum(dim=1) / rows.response_mask.sum(dim=1)
     allowed = scale * tolerance(engine.execution.dtype, on_gpu)
     if not float(apart.max()) <= allowed:
         raise DataError(
-            f"{what} from Transformers' by {float(apart.max()):.3g} per token on a row of random tokens; "
+            f"{subject} from Transformers' by {float(apart.max()):.3g} per token on a row of random tokens; "
             f"rounding explains at most {allowed:.3g}",
             hint="training would optimise another model: use another model family, or another backend or dtype",
         )

@@ -110,10 +110,10 @@ class PhaseClock:
         synchronize()
         now = time.perf_counter()
         whole, self._began = now - self._began, now
-        found = {name: self._seconds[name] for name in ("sync_weights", "generate", "reference", "reward")}
+        seconds = {name: self._seconds[name] for name in ("sync_weights", "generate", "reference", "reward")}
         self._seconds.clear()
         self._within = [0.0]
-        return {**found, "update_actor": whole - sum(found.values()), "step": whole}
+        return {**seconds, "update_actor": whole - sum(seconds.values()), "step": whole}
 
 
 def train(job: Path, steps: Path, settings: dict[str, Any]) -> None:

@@ -25,21 +25,21 @@ from trainer.algorithms.dapo import informative_groups, overlong_penalty
 ROWS, TOKENS = 6, 5
 
 
-def slow_grpo(own: float, group: Sequence[float], divide: bool) -> float:
+def slow_grpo(score: float, group: Sequence[float], divide: bool) -> float:
     if len(group) == 1:
-        return own
-    return (own - statistics.fmean(group)) / (statistics.stdev(group) + 1e-6 if divide else 1.0)
+        return score
+    return (score - statistics.fmean(group)) / (statistics.stdev(group) + 1e-6 if divide else 1.0)
 
 
-def slow_rloo(own: float, group: Sequence[float]) -> float:
+def slow_rloo(score: float, group: Sequence[float]) -> float:
     others = list(group)
-    others.remove(own)
-    return own - statistics.fmean(others) if others else own
+    others.remove(score)
+    return score - statistics.fmean(others) if others else score
 
 
-def slow_passk(own: float, group: Sequence[float], divide: bool) -> float:
+def slow_passk(score: float, group: Sequence[float], divide: bool) -> float:
     best = sorted(group)
-    if len(group) == 1 or own != best[-1]:
+    if len(group) == 1 or score != best[-1]:
         return 0.0
     return (best[-1] - best[-2]) / (statistics.stdev(group) + 1e-6 if divide else 1.0)
 
@@ -57,11 +57,14 @@ def slow_rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 @pytest.mark.parametrize(
     ("fast", "slow"),
     [
-        (lambda r, m, g: grpo(r, m, g, divide_by_std=True), lambda own, group: slow_grpo(own, group, True)),
-        (lambda r, m, g: grpo(r, m, g, divide_by_std=False), lambda own, group: slow_grpo(own, group, False)),
+        (lambda r, m, g: grpo(r, m, g, divide_by_std=True), lambda score, group: slow_grpo(score, group, True)),
+        (lambda r, m, g: grpo(r, m, g, divide_by_std=False), lambda score, group: slow_grpo(score, group, False)),
         (rloo, slow_rloo),
-        (lambda r, m, g: grpo_passk(r, m, g, divide_by_std=True), lambda own, group: slow_passk(own, group, True)),
-        (lambda r, m, g: grpo_passk(r, m, g, divide_by_std=False), lambda own, group: slow_passk(own, group, False)),
+        (lambda r, m, g: grpo_passk(r, m, g, divide_by_std=True), lambda score, group: slow_passk(score, group, True)),
+        (
+            lambda r, m, g: grpo_passk(r, m, g, divide_by_std=False),
+            lambda score, group: slow_passk(score, group, False),
+        ),
     ],
     ids=["grpo", "grpo without std", "rloo", "grpo_passk", "grpo_passk without std"],
 )
@@ -75,11 +78,11 @@ def test_a_response_is_compared_with_its_group(
     rewards, mask = sampled_rewards(seed)
     scores = [sum(row.tolist()) for row in rewards]
     mask[-1] = False  # a response that does not train is still compared with
-    found = fast(rewards, mask, torch.tensor(groups))
+    advantages = fast(rewards, mask, torch.tensor(groups))
     for row in range(ROWS):
         group = [score for score, number in zip(scores, groups, strict=True) if number == groups[row]]
         expected = torch.full((TOKENS,), slow(scores[row], group), dtype=torch.float64).where(mask[row], 0.0)
-        assert_close(found[row], expected, atol=1e-6, rtol=1e-6)
+        assert_close(advantages[row], expected, atol=1e-6, rtol=1e-6)
 
 
 @given(seed=seeds, gamma=st.floats(0, 1))
@@ -88,10 +91,10 @@ def test_reinforce_plus_plus_whitens_discounted_future_rewards(seed: int, gamma:
     to_go = [slow_rewards_to_go(row[chosen].tolist(), gamma) for row, chosen in zip(rewards, mask, strict=True)]
     flat = [value for row in to_go for value in row]
     mean, spread = statistics.fmean(flat), statistics.stdev(flat)
-    found = reinforce_plus_plus(rewards, mask, gamma)
+    advantages = reinforce_plus_plus(rewards, mask, gamma)
     expected = torch.tensor([(value - mean) / spread for value in flat], dtype=torch.float64)
-    assert_close(found[mask], expected, atol=1e-5, rtol=1e-5)
-    assert (found[~mask] == 0).all()
+    assert_close(advantages[mask], expected, atol=1e-5, rtol=1e-5)
+    assert (advantages[~mask] == 0).all()
 
 
 @given(seed=seeds)
@@ -103,9 +106,9 @@ def test_reinforce_plus_plus_baseline_whitens_the_distance_to_the_group(seed: in
         for row, score in enumerate(scores)
     ]
     flat = [apart[row] for row, _ in mask.nonzero().tolist()]
-    found = reinforce_plus_plus_baseline(rewards, mask, torch.tensor(groups))
+    advantages = reinforce_plus_plus_baseline(rewards, mask, torch.tensor(groups))
     expected = [(value - statistics.fmean(flat)) / statistics.stdev(flat) for value in flat]
-    assert_close(found[mask], torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+    assert_close(advantages[mask], torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
 
 
 def test_opo_weights_the_baseline_by_length() -> None:
@@ -130,12 +133,12 @@ def test_gpg_makes_up_for_responses_without_reward() -> None:
 @given(seed=seeds)
 def test_remax_subtracts_the_greedy_score_from_future_rewards(seed: int) -> None:
     rewards, mask, greedy = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS), normal(seed + 1, 4)
-    found = remax(rewards, mask, greedy)
+    advantages = remax(rewards, mask, greedy)
     for row in range(4):
         to_go = slow_rewards_to_go(rewards[row, mask[row]].tolist(), 1.0)
         expected = torch.tensor([value - greedy[row].item() for value in to_go], dtype=torch.float64)
-        assert_close(found[row, mask[row]], expected)
-    assert (found[~mask] == 0).all()
+        assert_close(advantages[row, mask[row]], expected)
+    assert (advantages[~mask] == 0).all()
 
 
 @given(seed=seeds)

@@ -152,9 +152,9 @@ def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
     loss = aggregate(
         gspo(new, old, advantages, mask, 0.2, clip.low, clip.high).loss, mask, "seq-mean-token-mean", count_of(mask)
     )
-    (found,) = torch.autograd.grad(loss, new)
+    (gradient,) = torch.autograd.grad(loss, new)
     assert_close(loss.detach(), total.detach())
-    assert_close(found, expected)
+    assert_close(gradient, expected)
 
 
 def test_gspo_has_no_dual_clip() -> None:
@@ -197,10 +197,10 @@ def test_cispo_gives_every_token_a_gradient_of_bounded_weight(seed: int) -> None
         "token-sum",
         count_of(mask),
     )
-    (found,) = torch.autograd.grad(loss, new)
+    (gradient,) = torch.autograd.grad(loss, new)
     weight = (new - old).detach().exp().clamp(0.7, 1.4)
-    assert_close(found, (-weight * advantages).where(mask, 0.0))
-    assert (found[mask] != 0).all()
+    assert_close(gradient, (-weight * advantages).where(mask, 0.0))
+    assert (gradient[mask] != 0).all()
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_value_loss_equals_a_loop(seed: int, clip_range: float | None) -> None:
     for v, o, r in zip(values.flatten().tolist(), old.flatten().tolist(), returns.flatten().tolist(), strict=True):
         held = v if clip_range is None else min(max(v, o - clip_range), o + clip_range)
         expected.append(max((v - r) ** 2, (held - r) ** 2) / 2)
-    found = clipped_value_loss(values, old, returns, clip_range)
-    assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64))
+    loss = clipped_value_loss(values, old, returns, clip_range)
+    assert_close(loss.flatten(), torch.tensor(expected, dtype=torch.float64))
 
 
 def gradient_in_parts(
@@ -260,8 +260,8 @@ def gradient_in_parts(
     weight = normal(seed + 4, width).float().requires_grad_()
     total, metric = torch.zeros(()), torch.zeros(())
     for rank in range(ranks):
-        own = torch.arange(rows)[rank * rows // ranks : (rank + 1) * rows // ranks]
-        for part in torch.tensor_split(own, [cut for cut in cuts if cut < len(own)]):
+        of_rank = torch.arange(rows)[rank * rows // ranks : (rank + 1) * rows // ranks]
+        for part in torch.tensor_split(of_rank, [cut for cut in cuts if cut < len(of_rank)]):
             log_probs = features[part] @ weight
             losses = token_losses(name, log_probs, old[part], advantages[part], mask[part], CLIPS[2])
             losses = losses + 0.1 * kl_loss(log_probs, reference[part], "k3", unbiased=True)
@@ -281,8 +281,8 @@ def test_any_split_over_ranks_and_micro_batches_gives_the_same_gradient(
     name: str, mode: Aggregation, seed: int, ranks: int, cuts: list[int]
 ) -> None:
     whole = gradient_in_parts(seed, 1, [], name, mode)
-    for found, expected in zip(gradient_in_parts(seed, ranks, cuts, name, mode), whole, strict=True):
-        assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    for gradient, expected in zip(gradient_in_parts(seed, ranks, cuts, name, mode), whole, strict=True):
+        assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
 
 
 @given(seed=seeds)
@@ -313,8 +313,8 @@ def test_the_unbiased_loss_has_the_value_of_the_estimate_and_the_gradient_of_the
     (expected,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits, retain_graph=True)
     loss = kl_loss(log_probs, reference, estimator, unbiased=True)
     assert_close(loss.detach(), kl_estimate(log_probs, reference, estimator).detach())
-    (found,) = torch.autograd.grad((weights * loss).sum(), logits, retain_graph=True)
-    assert_close(found, expected)
+    (gradient,) = torch.autograd.grad((weights * loss).sum(), logits, retain_graph=True)
+    assert_close(gradient, expected)
     biased = kl_loss(log_probs, reference, estimator, unbiased=False)
     (other,) = torch.autograd.grad((weights * biased).sum(), logits)
     assert torch.allclose(other, expected) == (estimator == "k2")
@@ -347,17 +347,17 @@ def test_the_config_knows_exactly_the_names_in_the_registry() -> None:
 @pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
 def test_a_single_step_uses_its_own_log_probs_as_the_old_ones(policy_loss: str) -> None:
     asked = loss_program.sampled()
-    own = asked.response_mask * normal(4, *asked.response_mask.shape)
+    sampled_log_probs = asked.response_mask * normal(4, *asked.response_mask.shape)
     actor, count = loss_program.worker(policy_loss, "token-mean", 1), count_of(asked.response_mask)
 
-    def found(old_log_probs: Tensor | None) -> tuple[Tensor, Tensor]:
-        log_probs = own.clone().requires_grad_()
+    def loss_and_gradient(old_log_probs: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_probs = sampled_log_probs.clone().requires_grad_()
         batch = replace(asked, old_log_probs=old_log_probs)
         loss, _ = actor.loss((log_probs, torch.zeros_like(log_probs)), batch, count)
         return loss.detach(), torch.autograd.grad(loss, log_probs)[0]
 
-    loss, gradient = found(None)
-    expected_loss, expected_gradient = found(own)
+    loss, gradient = loss_and_gradient(None)
+    expected_loss, expected_gradient = loss_and_gradient(sampled_log_probs)
     assert_close(loss, expected_loss, atol=0, rtol=0)
     assert_close(gradient, expected_gradient, atol=0, rtol=0)
     assert gradient.abs().sum() > 0

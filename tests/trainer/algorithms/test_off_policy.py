@@ -63,18 +63,18 @@ def test_a_token_trains_if_it_meets_the_criterion(criterion: Criterion, seed: in
     trainer, engine, mask = policies(seed)
     bound = BOUNDS[criterion.rpartition("_")[2]]
     algorithm = AlgorithmConfig.model_validate({"rejection": {criterion: bound}})
-    found = algorithm.off_policy.apply(trainer, engine, mask).accepted
+    accepted = algorithm.off_policy.apply(trainer, engine, mask).accepted
     for row in range(len(mask)):
         differences = (trainer - engine)[row, mask[row]].tolist()
-        assert found[row, mask[row]].tolist() == slow_accepted(criterion, differences)
-    assert not (found & ~mask).any()
+        assert accepted[row, mask[row]].tolist() == slow_accepted(criterion, differences)
+    assert not (accepted & ~mask).any()
 
 
 def test_all_criteria_must_be_met() -> None:
     trainer, engine, mask = policies(3)
     both = AlgorithmConfig.model_validate({"rejection": {"token_k1": 1.3, "seq_mean_k2": 0.05}})
     alone = [AlgorithmConfig.model_validate({"rejection": {name: bound}}) for name, bound in both.rejection.items()]
-    first, second = (one.off_policy.apply(trainer, engine, mask).accepted for one in alone)
+    first, second = (criterion.off_policy.apply(trainer, engine, mask).accepted for criterion in alone)
     assert (first != second).any()
     assert torch.equal(both.off_policy.apply(trainer, engine, mask).accepted, first & second)
 
@@ -136,17 +136,17 @@ def test_tokens_count_as_corrected_where_a_bound_changed_their_weight(
 ) -> None:
     trainer = torch.tensor([[4.0, 0.25, 1.0], [0.9, 1.1, 3.0], [3.0, 3.0, 1.0]]).log()  # geometric means 1, 1.4 and 3
     mask = torch.tensor([[True] * 3, [True] * 3, [True, True, False]])
-    found = AlgorithmConfig(correction=correction).off_policy.apply(trainer, torch.zeros(3, 3), mask).bounded
-    assert found.tolist() == bounded
+    bounds_met = AlgorithmConfig(correction=correction).off_policy.apply(trainer, torch.zeros(3, 3), mask).bounded
+    assert bounds_met.tolist() == bounded
 
 
 def test_weights_of_whole_responses_have_the_mean_1_over_responses() -> None:
     trainer = torch.tensor([[3.0, 1.0, 1.0], [3.0, 3.0, 3.0]]).log()
     mask = torch.tensor([[False, True, True], [True, True, True]])
     algorithm = AlgorithmConfig(correction="sequence_mask", correction_normalize=True)
-    found = algorithm.off_policy.apply(trainer, torch.zeros(2, 3), mask).weights
-    assert found is not None
-    assert_close(found, torch.tensor([[0.0, 2.0, 2.0], [0.0, 0.0, 0.0]]))
+    corrected = algorithm.off_policy.apply(trainer, torch.zeros(2, 3), mask).weights
+    assert corrected is not None
+    assert_close(corrected, torch.tensor([[0.0, 2.0, 2.0], [0.0, 0.0, 0.0]]))
 
 
 def actor_loss(settings: dict[str, dict[str, object]], new: Tensor, batch: Batch) -> tuple[float, Tensor]:
@@ -170,13 +170,13 @@ def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_upda
 
     algorithm = {"old_log_probs": "engine", "rejection": rejection}
     actor: dict[str, object] = {"policy_loss": "gpg"}
-    _, found = actor_loss({"actor": actor, "algorithm": {**algorithm, "correction": "tis"}}, new, batch)
+    _, gradient = actor_loss({"actor": actor, "algorithm": {**algorithm, "correction": "tis"}}, new, batch)
     weights = (new - engine).exp().clamp(max=2)
-    assert_close(found, (-weights * advantages).where(kept, 0.0) / mask.sum())
+    assert_close(gradient, (-weights * advantages).where(kept, 0.0) / mask.sum())
 
-    _, found = actor_loss({"actor": {"policy_loss": "ppo", "clip_dual": None}, "algorithm": algorithm}, new, batch)
+    _, gradient = actor_loss({"actor": {"policy_loss": "ppo", "clip_dual": None}, "algorithm": algorithm}, new, batch)
     unclipped = actor_loss({"actor": {"policy_loss": "ppo", "clip_dual": None}}, new, batch)[1]
-    assert_close(found, unclipped.where(kept, 0.0))
+    assert_close(gradient, unclipped.where(kept, 0.0))
 
 
 @pytest.mark.parametrize("policy_loss", ["gmpo", "gspo"])
@@ -189,9 +189,9 @@ def test_with_the_engine_as_old_policy_a_response_learns_as_if_it_had_no_rejecte
     actor = {"policy_loss": policy_loss, "loss_aggregation": "seq-mean-token-mean"}
     rejecting = {"actor": actor, "algorithm": {"old_log_probs": "engine", "rejection": {"token_k1": 2.0}}}
     without = batch.with_(response_mask=mask & kept)
-    found, wanted = actor_loss(rejecting, new, batch), actor_loss({"actor": actor}, new, without)
-    assert found[0] == pytest.approx(wanted[0])
-    assert_close(found[1], wanted[1])
+    rejected, wanted = actor_loss(rejecting, new, batch), actor_loss({"actor": actor}, new, without)
+    assert rejected[0] == pytest.approx(wanted[0])
+    assert_close(rejected[1], wanted[1])
 
 
 @pytest.mark.parametrize("advantage", ["gae", "remax", "reinforce_plus_plus", "optimal_token_baseline"])
@@ -212,10 +212,10 @@ def test_a_response_whose_last_token_is_rejected_learns_from_its_score(advantage
         squared_probabilities=torch.full((3, 4), 0.5),
     )
     algorithm = AlgorithmConfig.model_validate({"advantage": advantage})
-    found = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm)).advantages
-    assert_close(found[0, :3], found[1, :3])
-    assert found[0, 3] == 0
-    assert (found[0, :3] > found[2, :3]).all()
+    advantages = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm)).advantages
+    assert_close(advantages[0, :3], advantages[1, :3])
+    assert advantages[0, 3] == 0
+    assert (advantages[0, :3] > advantages[2, :3]).all()
 
 
 def test_rewards_of_tokens_that_do_not_train_go_to_the_nearest_earlier_token_that_does() -> None:

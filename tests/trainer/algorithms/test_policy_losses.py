@@ -85,11 +85,11 @@ def test_each_token_has_its_own_loss_and_gradient(
     new, old, advantages, mask = policies(seed)
     row = POLICY_LOSSES[name]
     defaults = {name: parameter.default for name, parameter in row.parameters.items()}
-    found = row.loss(new, old, advantages, mask, **(defaults | parameters)).loss
-    (gradient,) = torch.autograd.grad(found.sum(), new)
+    loss = row.loss(new, old, advantages, mask, **(defaults | parameters)).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), new)
     values = [tensor.detach().flatten().tolist() for tensor in (new, old, advantages)]
     expected = torch.tensor([slow(Token(*token)) for token in zip(*values, strict=True)], dtype=torch.float64)
-    assert_close(torch.stack([found.detach().flatten(), gradient.flatten()], dim=1), expected)
+    assert_close(torch.stack([loss.detach().flatten(), gradient.flatten()], dim=1), expected)
 
 
 def slow_geometric_mean(tokens: Sequence[Token]) -> float:
@@ -106,11 +106,11 @@ def slow_geometric_mean(tokens: Sequence[Token]) -> float:
 def test_gmpo_gives_every_token_the_loss_of_its_response(seed: int) -> None:
     new, old, _, mask = policies(seed)
     advantages = normal(seed + 2, ROWS, 1).expand(ROWS, TOKENS)
-    found = gmpo(new, old, advantages, mask, 0.2, LOW, HIGH).loss
+    loss = gmpo(new, old, advantages, mask, 0.2, LOW, HIGH).loss
     for row in range(ROWS):
         values = [tensor[row, mask[row]].tolist() for tensor in (new.detach(), old, advantages)]
         expected = slow_geometric_mean([Token(*token) for token in zip(*values, strict=True)])
-        assert_close(found[row].detach(), torch.full((TOKENS,), expected, dtype=torch.float64))
+        assert_close(loss[row].detach(), torch.full((TOKENS,), expected, dtype=torch.float64))
 
 
 def test_a_loss_per_response_is_corrected_by_the_geometric_mean_of_the_weights() -> None:

@@ -16,12 +16,12 @@ TOTAL = 37
 def transformers_factors(schedule: Callable[..., Any], **arguments: Any) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = schedule(optimizer, **arguments)
-    found = []
+    factors = []
     for _ in range(TOTAL):
-        found.append(optimizer.param_groups[0]["lr"])
+        factors.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return factors
 
 
 SAME: list[tuple[dict[str, Any], str, dict[str, Any]]] = [

@@ -20,39 +20,39 @@ def test_the_baseline_of_a_token_weights_returns_by_the_energy_so_far() -> None:
     mask = torch.ones(2, 2, dtype=torch.bool)
     p = torch.tensor([[0.5, 0.6], [0.8, 0.2]])
     squares = torch.tensor([[0.5, 0.5], [0.8, 0.4]])
-    found = optimal_token_baseline(rewards, mask, GROUP, p.log(), squares, None, zero_tail=False)
-    assert_close(found, torch.tensor([[1 - 1.1 / 0.7, 1 - 1.6], [3 - 1.1 / 0.7, 2 - 1.6]]), atol=1e-5, rtol=1e-5)
+    advantages = optimal_token_baseline(rewards, mask, GROUP, p.log(), squares, None, zero_tail=False)
+    assert_close(advantages, torch.tensor([[1 - 1.1 / 0.7, 1 - 1.6], [3 - 1.1 / 0.7, 2 - 1.6]]), atol=1e-5, rtol=1e-5)
 
 
 def test_weights_of_a_correction_enter_the_energy_squared() -> None:
     rewards = torch.tensor([[1.0], [3.0]])
     mask, squares = torch.ones(2, 1, dtype=torch.bool), torch.tensor([[0.0], [0.0]])
     p = torch.tensor([[0.25], [0.25]])  # both lengths are 0.5, with the weights 2 and 1 the energies 2 and 0.5
-    found = optimal_token_baseline(rewards, mask, GROUP, p.log(), squares, torch.tensor([[2.0], [1.0]]), False)
-    assert_close(found, torch.tensor([[1 - 3.5 / 2.5], [3 - 3.5 / 2.5]]), atol=1e-5, rtol=1e-5)
+    advantages = optimal_token_baseline(rewards, mask, GROUP, p.log(), squares, torch.tensor([[2.0], [1.0]]), False)
+    assert_close(advantages, torch.tensor([[1 - 3.5 / 2.5], [3 - 3.5 / 2.5]]), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("zero_tail", "last"), [(True, 2.0), (False, 0.0)])
 def test_where_only_the_longest_response_is_left_it_has_no_baseline(zero_tail: bool, last: float) -> None:
     mask = torch.tensor([[True, True], [True, False]])
     rewards, p = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.full((2, 2), 0.25)
-    found = optimal_token_baseline(rewards, mask, GROUP, p.log(), torch.zeros(2, 2), None, zero_tail)
-    assert_close(found, torch.tensor([[0.5, last], [-0.5, 0.0]]), atol=1e-5, rtol=1e-5)
+    advantages = optimal_token_baseline(rewards, mask, GROUP, p.log(), torch.zeros(2, 2), None, zero_tail)
+    assert_close(advantages, torch.tensor([[0.5, last], [-0.5, 0.0]]), atol=1e-5, rtol=1e-5)
 
 
 def test_tool_output_between_turns_does_not_move_the_place_where_only_one_response_is_left() -> None:
     mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 0, 0, 1, 0]]).bool()
     rewards, p = torch.zeros(2, 6), torch.full((2, 6), 0.25)
     rewards[0, 5], rewards[1, 4] = 2.0, 1.0
-    found = optimal_token_baseline(rewards, mask, GROUP, p.log(), torch.zeros(2, 6), None, zero_tail=True)
-    assert_close(found[0], torch.tensor([0.5, 0.5, 0.0, 0.0, 0.5, 2.0]), atol=1e-5, rtol=1e-5)
+    advantages = optimal_token_baseline(rewards, mask, GROUP, p.log(), torch.zeros(2, 6), None, zero_tail=True)
+    assert_close(advantages[0], torch.tensor([0.5, 0.5, 0.0, 0.0, 0.5, 2.0]), atol=1e-5, rtol=1e-5)
 
 
 def test_a_response_alone_in_its_group_keeps_its_return() -> None:
     mask, p = torch.ones(2, 1, dtype=torch.bool), torch.full((2, 1), 0.25)
     rewards = torch.tensor([[4.0], [5.0]])
-    found = optimal_token_baseline(rewards, mask, torch.tensor([0, 1]), p.log(), torch.zeros(2, 1), None, True)
-    assert_close(found, rewards)
+    advantages = optimal_token_baseline(rewards, mask, torch.tensor([0, 1]), p.log(), torch.zeros(2, 1), None, True)
+    assert_close(advantages, rewards)
 
 
 def test_components_are_normalised_before_they_are_added() -> None:
@@ -60,8 +60,8 @@ def test_components_are_normalised_before_they_are_added() -> None:
     # sum has mean 0 and variance 1 already.
     mask, group = torch.ones(3, 1, dtype=torch.bool), torch.tensor([0, 0, 0])
     components = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 100.0])]
-    found = gdpo(components, [1.0, 1.0], mask, group, divide_by_std=True)
-    assert_close(found, torch.tensor([[1.0], [-2.0], [1.0]]) / 3**0.5, atol=1e-4, rtol=1e-4)
+    advantages = gdpo(components, [1.0, 1.0], mask, group, divide_by_std=True)
+    assert_close(advantages, torch.tensor([[1.0], [-2.0], [1.0]]) / 3**0.5, atol=1e-4, rtol=1e-4)
     # Weights 1 and 0 leave (2, -1, -1) / sqrt(3), of variance 1.
     first = gdpo(components, [1.0, 0.0], mask, group, divide_by_std=True)
     assert_close(first, torch.tensor([[2.0], [-1.0], [-1.0]]) / 3**0.5, atol=1e-4, rtol=1e-4)
@@ -88,8 +88,8 @@ def test_responses_are_drawn_in_proportion_to_their_scores(resampling: str, shar
     generator = torch.Generator().manual_seed(0)
     drawn = torch.cat([resampled_rows(scores, resampling, 2.0, generator) for _ in range(4000)])  # type: ignore[arg-type]
     assert len(drawn) == 4 * 4000
-    found = drawn.bincount(minlength=4) / len(drawn)
-    assert_close(found, torch.tensor(shares), atol=0.015, rtol=0)
+    frequencies = drawn.bincount(minlength=4) / len(drawn)
+    assert_close(frequencies, torch.tensor(shares), atol=0.015, rtol=0)
 
 
 def test_the_same_generator_draws_the_same_rows() -> None:

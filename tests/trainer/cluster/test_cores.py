@@ -72,22 +72,22 @@ def test_a_process_is_pinned_to(monkeypatch: pytest.MonkeyPatch, near: set[int],
     monkeypatch.setattr(cores, "near_cores", lambda _gpu: near)
     monkeypatch.setattr(cores, "CORES", Path("/nowhere"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, own: chosen.append(own))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, allowed: chosen.append(allowed))
     cores.keep_to_cores(0, share=1, shares=2)
     assert chosen == [kept]
 
 
 def test_a_real_process_is_pinned_to_its_half_of_the_cores() -> None:
-    found = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
-    assert found.stdout.strip() == str(sorted(part(os.sched_getaffinity(0), 1, 2) or os.sched_getaffinity(0)))
+    assert printed.stdout.strip() == str(sorted(part(os.sched_getaffinity(0), 1, 2) or os.sched_getaffinity(0)))
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(1, 16))
-def test_parts_cover_all_cores_once_and_are_equal(own: set[int], shares: int) -> None:
-    parts = [part(own, share, shares, Path("/nowhere")) for share in range(shares)]
-    assert sorted(core for one in parts for core in one) == sorted(own)
+def test_parts_cover_all_cores_once_and_are_equal(allowed: set[int], shares: int) -> None:
+    parts = [part(allowed, share, shares, Path("/nowhere")) for share in range(shares)]
+    assert sorted(core for share in parts for core in share) == sorted(allowed)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
@@ -101,11 +101,11 @@ def test_threads_of_one_core_share_a_part(tmp_path: Path) -> None:
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))
-def test_lists_of_cores_are_read_as_linux_writes_them(own: set[int]) -> None:
+def test_lists_of_cores_are_read_as_linux_writes_them(allowed: set[int]) -> None:
     ranges: list[list[int]] = []
-    for core in sorted(own):
+    for core in sorted(allowed):
         if ranges and ranges[-1][-1] == core - 1:
             ranges[-1][1:] = [core]
         else:
             ranges.append([core])
-    assert cores_in(",".join("-".join(map(str, one)) for one in ranges) + "\n") == own
+    assert cores_in(",".join("-".join(map(str, bounds)) for bounds in ranges) + "\n") == allowed

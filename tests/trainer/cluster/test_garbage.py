@@ -28,7 +28,7 @@ def thawed() -> Iterator[None]:
 
 
 def is_visited(cycle: Cycle) -> bool:
-    return any(found is cycle for found in gc.get_objects())
+    return any(live is cycle for live in gc.get_objects())
 
 
 def test_long_lived_objects_are_not_visited_again() -> None:

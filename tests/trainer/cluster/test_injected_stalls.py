@@ -20,8 +20,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in CHOSEN], ids=lambda fault: fault.name)
 def test_an_injected_stall_is_explained(job: Job, fault: Fault) -> None:
-    found = inject(job, draw(fault, 7, ranks=2))
-    assert found.right, found.lines
+    outcome = inject(job, draw(fault, 7, ranks=2))
+    assert outcome.right, outcome.lines
 
 
 def test_another_rank_node_phase_or_place_is_a_wrong_explanation() -> None:

@@ -22,8 +22,8 @@ NODES = [f"{number:056x}" for number in (1, 2)]  # Ray takes nothing else for a 
 def slots() -> Iterator[list[Slot]]:
     """Four slots on a small Ray cluster, said to be on two nodes."""
     with ray_node():
-        found = reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
-        yield [replace(slot, node=replace(slot.node, id=NODES[slot.rank])) for slot in found for _ in range(2)]
+        reserved = reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
+        yield [replace(slot, node=replace(slot.node, id=NODES[slot.rank])) for slot in reserved for _ in range(2)]
 
 
 def group_on(slots: list[Slot], role: str = "actor") -> WorkerGroup[Worker]:

@@ -43,10 +43,10 @@ def group_on(slots: list[Slot]) -> WorkerGroup[Worker]:
     return group
 
 
-def first(found: GpuMonitors, gpus: int) -> list[float]:
+def first(gpu_monitors: GpuMonitors, gpus: int) -> list[float]:
     """The first measurement of all GPUs; the monitor's process may still start, and each worker says its GPU later."""
     deadline = time.monotonic() + 60
-    while len(shares := found.utilization(60.0)) < gpus:
+    while len(shares := gpu_monitors.utilization(60.0)) < gpus:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return shares
@@ -72,24 +72,24 @@ def test_gpus_of_others_on_the_node_do_not_count_mocked(slots: list[Slot]) -> No
 def test_a_dead_monitor_is_named_once_and_the_run_goes_on_mocked(
     slots: list[Slot], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = GpuMonitors([group_on(slots)])
-    first(found, gpus=2)
+    gpu_monitors = GpuMonitors([group_on(slots)])
+    first(gpu_monitors, gpus=2)
     monitor().kill()
     deadline = time.monotonic() + 60
-    while found.utilization(60.0):  # Ray notices the death after a moment
+    while gpu_monitors.utilization(60.0):  # Ray notices the death after a moment
         assert time.monotonic() < deadline
-    assert found.utilization(60.0) == []
+    assert gpu_monitors.utilization(60.0) == []
     assert caplog.text.count(f"gpu/utilization lacks {slots[0].node.address} from now on") == 1
 
 
 def test_a_monitor_that_hangs_is_waited_for_once_mocked(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitors, "PATIENCE", 0.5)
-    found = GpuMonitors([group_on(slots)])
-    first(found, gpus=2)
+    gpu_monitors = GpuMonitors([group_on(slots)])
+    first(gpu_monitors, gpus=2)
     process = monitor()
     process.send_signal(signal.SIGSTOP)
-    assert found.utilization(60.0) == []
+    assert gpu_monitors.utilization(60.0) == []
     monkeypatch.setattr(monitors, "PATIENCE", 600.0)  # longer than the test may take
-    assert found.utilization(60.0) == []
+    assert gpu_monitors.utilization(60.0) == []
     process.send_signal(signal.SIGCONT)
-    assert sorted(first(found, gpus=2)) == [0.3, 0.9]
+    assert sorted(first(gpu_monitors, gpus=2)) == [0.3, 0.9]

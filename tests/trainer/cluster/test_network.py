@@ -20,11 +20,11 @@ def ranks(count: int) -> list[Asked]:
 
 def node(number: int, count: int, *silent: int, interface: bool = True, problem: str = "") -> HostState:
     """A node that is connected to all others, of which the `silent` do not acknowledge its data."""
-    own = frozenset({f"10.0.0.{number}"})
-    peers = frozenset(f"10.0.0.{other}" for other in range(count)) - own
+    local = frozenset({f"10.0.0.{number}"})
+    peers = frozenset(f"10.0.0.{other}" for other in range(count)) - local
     unacknowledged = tuple((f"10.0.0.{other}:5000", 6) for other in silent)
-    found = Connections(own, frozenset() if interface else own, peers, unacknowledged)
-    return HostState((), (*found.problems, *filter(None, [problem])), found)
+    connections = Connections(local, frozenset() if interface else local, peers, unacknowledged)
+    return HostState((), (*connections.problems, *filter(None, [problem])), connections)
 
 
 def waiting(begun: int = 3) -> Standing:
@@ -33,9 +33,9 @@ def waiting(begun: int = 3) -> Standing:
 
 def lines(hosts: list[HostState], begun: tuple[int, ...] = (), ended: int | None = None) -> tuple[str, ...]:
     asked = ranks(len(hosts))
-    found = {one: waiting(begun[rank] if begun else 3) for rank, one in enumerate(asked) if rank != ended}
-    addresses = {one.address: host for one, host in zip(asked, hosts, strict=True)}
-    return explain(found, [] if ended is None else [asked[ended]], addresses).lines
+    standings = {call: waiting(begun[rank] if begun else 3) for rank, call in enumerate(asked) if rank != ended}
+    addresses = {call.address: host for call, host in zip(asked, hosts, strict=True)}
+    return explain(standings, [] if ended is None else [asked[ended]], addresses).lines
 
 
 def test_connections_are_read_from_the_kernel_s_table() -> None:
@@ -43,14 +43,14 @@ def test_connections_are_read_from_the_kernel_s_table() -> None:
     local = "   1: 0100007F:1F90 0100007F:C350 01 00000400:00000000 01:00000019 00000005     0        0 2 1\n"
     quiet = "   2: 0100000A:1F90 0200000A:C350 01 00000000:00000000 00:00000000 00000000     0        0 3 1\n"
     stuck = "   3: 0100000A:1F90 0300000A:C351 01 00000400:00000000 01:00000019 00000005     0        0 4 1\n"
-    found = parse_connections(HEAD + listens + local + quiet + stuck, ["127.0.0.1", "10.0.0.9"])
-    assert found == Connections(
+    connections = parse_connections(HEAD + listens + local + quiet + stuck, ["127.0.0.1", "10.0.0.9"])
+    assert connections == Connections(
         frozenset({"10.0.0.1"}),
         frozenset({"10.0.0.1"}),
         frozenset({"10.0.0.2", "10.0.0.3"}),
         (("10.0.0.3:50001", 6),),
     )
-    assert found.problems == [
+    assert connections.problems == [
         "10.0.0.1 is on no interface any more, but connections use it",
         "10.0.0.3:50001 does not acknowledge data, sent 6 times",
     ]
@@ -73,8 +73,10 @@ def test_of_four_nodes_the_end_of_every_silent_connection_is_named() -> None:
 
 
 def test_a_node_whose_data_alone_is_lost_is_named() -> None:
-    found = {f"n{number}": host.connections for number, host in enumerate([node(0, 3, 1, 2), node(1, 3), node(2, 3)])}
-    assert cut_off(found) == {"n0": "its node cannot reach n1 and n2 at 10.0.0.1 and 10.0.0.2"}
+    connections = {
+        f"n{number}": host.connections for number, host in enumerate([node(0, 3, 1, 2), node(1, 3), node(2, 3)])
+    }
+    assert cut_off(connections) == {"n0": "its node cannot reach n1 and n2 at 10.0.0.1 and 10.0.0.2"}
 
 
 def test_between_two_nodes_that_both_have_their_interface_both_are_named() -> None:

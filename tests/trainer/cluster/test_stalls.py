@@ -76,11 +76,11 @@ def test_ranks_in_the_same_collective_share_a_line() -> None:
     inside = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "all_gather"), Frame("/x/trainer/a.py", 3, "norm"))
     call = Frame("/x/trainer/cluster/workers.py", 70, "call")
     reading = (Frame("/x/trainer/data/read.py", 5, "read"), call)
-    found = {
+    standings = {
         Asked(f"actor rank {rank}", "n", "update", object()): Standing("", ((*inside, call),)) for rank in range(7)
     }
-    found[Asked("actor rank 7", "n", "update", object())] = Standing("", (reading,))
-    assert explain(found).lines == (
+    standings[Asked("actor rank 7", "n", "update", object())] = Standing("", (reading,))
+    assert explain(standings).lines == (
         "actor rank 7 waits in read (data/read.py:5)",
         "actor rank 0, and 6 more: waits in all_gather (distributed/distributed_c10d.py:9), "
         "called by norm (trainer/a.py:3), for actor rank 7",
@@ -90,14 +90,14 @@ def test_ranks_in_the_same_collective_share_a_line() -> None:
 def test_a_rank_that_skipped_a_collective_is_behind_the_others() -> None:
     inside = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "all_gather"),)
     call = Frame("/x/trainer/cluster/workers.py", 70, "call")
-    found = {
+    standings = {
         Asked(f"actor rank {rank}", "n", "update", None): Standing(
             "", ((*inside, call),), groups=(GroupState("0", rank, 3, 12 if rank == 1 else 14),)
         )
         for rank in range(3)
     }
-    said = explain(found)
-    assert [one.worker for one in said.culprits] == ["actor rank 1"]
+    said = explain(standings)
+    assert [culprit.worker for culprit in said.culprits] == ["actor rank 1"]
     assert said.lines[0].endswith("; this is its collective 12 in the process group, the others are in 14")
 
 

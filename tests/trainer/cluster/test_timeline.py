@@ -33,9 +33,9 @@ def test_workers_wait_for_the_slowest_and_it_is_named(clock: Clock) -> None:
     timeline.add([engine(0, 100, 104), engine(1, 100, 110), engine(2, 100, 109)])
     timeline.add([engine(0, 110, 111), engine(1, 110, 110.5)])
     clock.now = 120.0
-    found = timeline.since_begin().waiting["rollout"]
-    assert found.seconds == pytest.approx((6 + 1) / 3 + 0.5 / 2)
-    assert found.slowest == "rollout rank 1 on n1"
+    rollout = timeline.since_begin().waiting["rollout"]
+    assert rollout.seconds == pytest.approx((6 + 1) / 3 + 0.5 / 2)
+    assert rollout.slowest == "rollout rank 1 on n1"
 
 
 def test_a_worker_that_is_called_alone_keeps_nobody_waiting(clock: Clock) -> None:
@@ -73,9 +73,9 @@ def test_calls_that_run_across_steps_belong_to_both(clock: Clock) -> None:
 
 def test_engines_that_share_a_device_and_a_name_are_two(clock: Clock) -> None:
     timeline = Timeline()
-    one = Answering("rollout rank 0 on n", "first", ("n", 0), "generate", 100, 104)
+    first = Answering("rollout rank 0 on n", "first", ("n", 0), "generate", 100, 104)
     other = Answering("rollout rank 0 on n", "second", ("n", 0), "generate", 100, 110)
-    timeline.add([one, other, engine(3, 100, 120, method="sleep")])
+    timeline.add([first, other, engine(3, 100, 120, method="sleep")])
     clock.now = 120.0
     assert timeline.since_begin().of_workers("rollout", "generate") == [4.0, 10.0]
 

@@ -62,7 +62,7 @@ def test_a_dead_worker_is_named(group: WorkerGroup[Worker], slots: list[Slot]) -
 
 def test_the_error_names_the_dead_worker_and_not_its_peer(group: WorkerGroup[Worker]) -> None:
     with pytest.raises(WorkerError, match=r"critic rank 1 on .* died"):
-        group.call_each(task(Worker.lose_a_peer, what) for what in ("notices", "dies"))
+        group.call_each(task(Worker.lose_a_peer, role) for role in ("notices", "dies"))
 
 
 class FakeRay:

@@ -23,7 +23,7 @@ def test_a_tilde_removes_what_was_set_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "found"),
+    ("argument", "resolved"),
     [
         ("data.max_response_length=${data.max_prompt_length}", 128),
         ("data.max_response_length=${actor_rollout_ref.rollout.max_num_seqs}", 256),  # verl's default
@@ -34,10 +34,10 @@ def test_a_tilde_removes_what_was_set_before(tmp_path: Path) -> None:
         ("data.max_response_length=${.max_prompt_length}", 128),
     ],
 )
-def test_interpolations_are_replaced(argument: str, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpolations_are_replaced(argument: str, resolved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LENGTH", "99")
     config, _ = load_config([], ["data.max_prompt_length=128", argument])
-    assert config.data.max_response_length == found
+    assert config.data.max_response_length == resolved
 
 
 def test_an_interpolation_may_be_a_part_of_a_text() -> None:

@@ -106,16 +106,16 @@ def test_true_is_not_a_number(tmp_path: Path, yaml: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("yaml", "argument", "found"),
+    ("yaml", "argument", "rank"),
     [
         ("actor.lora.rank: 8", "actor_rollout_ref.model.lora_rank=64", 64),
         ("actor_rollout_ref.model.lora_rank: 8", "actor.lora.rank=64", 64),
     ],
 )
-def test_the_later_value_counts_whatever_its_dialect(tmp_path: Path, yaml: str, argument: str, found: int) -> None:
+def test_the_later_value_counts_whatever_its_dialect(tmp_path: Path, yaml: str, argument: str, rank: int) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(yaml)
-    assert load_config([str(mine)], [argument])[0].actor.lora.rank == found
+    assert load_config([str(mine)], [argument])[0].actor.lora.rank == rank
     assert load_config([], [argument, yaml.replace(": ", "=")])[0].actor.lora.rank == 8
 
 
@@ -137,9 +137,9 @@ def test_paths_become_absolute_in_every_setting() -> None:
             return [path for value in tree for path in paths(value)]
         return [tree] if isinstance(tree, Path) else []
 
-    found = paths(dumped)
-    assert len(found) > 10
-    assert all(path.is_absolute() for path in found)
+    absolute = paths(dumped)
+    assert len(absolute) > 10
+    assert all(path.is_absolute() for path in absolute)
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_contradictory_settings_are_refused_before_anything_starts(arguments: li
 
 
 def test_a_setting_or_a_section_is_explained() -> None:
-    (one,) = explain_settings(["actor.clip_ratio_high"])
-    assert one.startswith("actor.clip_ratio_high=null  (number > 0 or null)")
-    assert "upper epsilon" in one
+    (paragraph,) = explain_settings(["actor.clip_ratio_high"])
+    assert paragraph.startswith("actor.clip_ratio_high=null  (number > 0 or null)")
+    assert "upper epsilon" in paragraph
     assert len(explain_settings(["actor"])) > 10
     with pytest.raises(ConfigError) as caught:
         explain_settings(["actor.clip_ratio_hihg"])

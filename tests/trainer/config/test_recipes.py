@@ -38,9 +38,9 @@ def header(name: str) -> str:
 
 def size_of(name: str, directory: Path) -> Path:
     """A directory with a model of the size that the name says, like 7B."""
-    found = re.search(r"\d+(?:\.\d+)?B\b", name)
-    assert found
-    return write_sizes(found[0], directory)
+    size = re.search(r"\d+(?:\.\d+)?B\b", name)
+    assert size
+    return write_sizes(size[0], directory)
 
 
 def with_sizes(config: Config, directory: Path) -> Config:
@@ -53,8 +53,8 @@ def with_sizes(config: Config, directory: Path) -> Config:
 
 
 def slots(nodes: int, gpus: int) -> Sequence[Slot]:
-    own = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=64, gpus=gpus, device_gib=GPU_GIB) for at in range(nodes)]
-    return [Slot(rank, own[rank // gpus], "cuda", rank % gpus, gpus, group=None) for rank in range(nodes * gpus)]
+    cluster = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=64, gpus=gpus, device_gib=GPU_GIB) for at in range(nodes)]
+    return [Slot(rank, cluster[rank // gpus], "cuda", rank % gpus, gpus, group=None) for rank in range(nodes * gpus)]
 
 
 def test_there_are_a_dozen() -> None:

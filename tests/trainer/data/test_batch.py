@@ -18,13 +18,13 @@ def make(rows: list[tuple[list[int], list[int]]]) -> Batch:
 
 
 def contents(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    found = []
+    rows = []
     for row in range(len(batch)):
         prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         ids = batch.token_ids[row].tolist()
         assert set(ids[length:]) <= {0}
-        found.append((ids[:prompt], ids[prompt:length]))
-    return found
+        rows.append((ids[:prompt], ids[prompt:length]))
+    return rows
 
 
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8))

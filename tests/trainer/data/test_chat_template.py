@@ -60,16 +60,16 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, tokenizer: Any) -> None
 def test_the_system_prompt_opens_prompts_without_one(tmp_path: Path, tokenizer: Any) -> None:
     settings = {"system_prompt": "Count."}
     assert text(write(tmp_path / "a.parquet"), tokenizer, **settings).startswith("system: Count.\nuser: 1 + 2?")
-    own = write(tmp_path / "b.parquet", prompt=[{"role": "system", "content": "Think."}])
-    assert text(own, tokenizer, **settings) == "system: Think.\nassistant:"
+    file = write(tmp_path / "b.parquet", prompt=[{"role": "system", "content": "Think."}])
+    assert text(file, tokenizer, **settings) == "system: Think.\nassistant:"
 
 
 def test_tools_of_a_row_replace_those_of_the_file(tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "tools.json").write_text(json.dumps([{"name": "search"}]))
     settings = {"tools_file": tmp_path / "tools.json"}
     assert text(write(tmp_path / "a.parquet"), tokenizer, **settings).startswith("[search]user")
-    own = write(tmp_path / "b.parquet", tools=[{"name": "add", "description": None}])
-    assert text(own, tokenizer, **settings).startswith("[add]user")
+    file = write(tmp_path / "b.parquet", tools=[{"name": "add", "description": None}])
+    assert text(file, tokenizer, **settings).startswith("[add]user")
     with pytest.raises(DataError, match="the tools are not a list of mappings"):
         checked_tools("row 3", "5")
 

@@ -59,12 +59,12 @@ def test_answers_earn_the_reward_except_where_a_demonstration_forgets_to_carry(f
 
 
 def test_the_same_seed_makes_the_same_file(tmp_path: Path) -> None:
-    one, again, other = (
+    first, again, other = (
         rows_of(write_arithmetic(tmp_path / name, 50, 10, 9, 0.5, seed)[1])
         for name, seed in (("one", 1), ("again", 1), ("other", 2))
     )
-    assert one == again
-    assert one != other
+    assert first == again
+    assert first != other
 
 
 def test_more_questions_than_there_are_is_an_error(tmp_path: Path) -> None:

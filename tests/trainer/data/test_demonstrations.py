@@ -25,40 +25,44 @@ def tokenizer() -> Any:
 def read(path: Path, tokenizer: Any, row: dict[str, Any], data: DataConfig | None = None, **sft: Any) -> Completion:
     file = path / "train.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    (found,) = read_demonstrations([file], tokenizer, data or DataConfig(), SftSettings(**sft))
-    return found
+    (completion,) = read_demonstrations([file], tokenizer, data or DataConfig(), SftSettings(**sft))
+    return completion
 
 
-def learned(found: Completion, tokenizer: Any) -> str:
-    return str(tokenizer.decode([token for token, own in zip(found.response, found.learned, strict=True) if own]))
+def learned(completion: Completion, tokenizer: Any) -> str:
+    return str(
+        tokenizer.decode(
+            [token for token, trains in zip(completion.response, completion.learned, strict=True) if trains]
+        )
+    )
 
 
 @pytest.mark.parametrize("prompt", ["1+2?", [USER]])
 @pytest.mark.parametrize("response", ["3", [ANSWER]])
 def test_prompt_and_response_are_text_or_messages(tmp_path: Path, tokenizer: Any, prompt: Any, response: Any) -> None:
-    found = read(tmp_path, tokenizer, {"prompt": prompt, "completion": response})
-    assert tokenizer.decode(found.prompt) == "<|user|>1+2?<|assistant|>"
-    assert tokenizer.decode(found.response) == learned(found, tokenizer) == "3<|end|>"
+    completion = read(tmp_path, tokenizer, {"prompt": prompt, "completion": response})
+    assert tokenizer.decode(completion.prompt) == "<|user|>1+2?<|assistant|>"
+    assert tokenizer.decode(completion.response) == learned(completion, tokenizer) == "3<|end|>"
 
 
 def test_keys_enter_mappings(tmp_path: Path, tokenizer: Any) -> None:
     row = {"extra_info": {"question": "1+2?", "answer": "3"}}
     data = DataConfig(prompt_key="extra_info.question")
-    found = read(tmp_path, tokenizer, row, data, response_key="extra_info.answer")
-    assert tokenizer.decode(found.prompt + found.response) == "<|user|>1+2?<|assistant|>3<|end|>"
+    completion = read(tmp_path, tokenizer, row, data, response_key="extra_info.answer")
+    assert tokenizer.decode(completion.prompt + completion.response) == "<|user|>1+2?<|assistant|>3<|end|>"
 
 
 def test_every_message_of_the_assistant_is_learned(tmp_path: Path, tokenizer: Any) -> None:
-    found = read(tmp_path, tokenizer, {"messages": CONVERSATION}, messages_key="messages")
+    completion = read(tmp_path, tokenizer, {"messages": CONVERSATION}, messages_key="messages")
     whole = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
-    assert tokenizer.decode(found.prompt + found.response) == whole
-    assert learned(found, tokenizer) == "3<|end|>7<|end|>"
+    assert tokenizer.decode(completion.prompt + completion.response) == whole
+    assert learned(completion, tokenizer) == "3<|end|>7<|end|>"
 
 
 def test_what_follows_the_last_message_of_the_assistant_is_left_out(tmp_path: Path, tokenizer: Any) -> None:
-    found = read(tmp_path, tokenizer, {"messages": [*CONVERSATION, USER]}, messages_key="messages")
-    assert found.learned[-1]
-    assert tokenizer.decode(found.response).endswith("7<|end|>")
+    completion = read(tmp_path, tokenizer, {"messages": [*CONVERSATION, USER]}, messages_key="messages")
+    assert completion.learned[-1]
+    assert tokenizer.decode(completion.response).endswith("7<|end|>")
 
 
 def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path: Path, tokenizer: Any) -> None:
@@ -79,9 +83,9 @@ def test_long_rows_are_cut_at_either_side(tmp_path: Path, tokenizer: Any, way: s
     length = len(whole.prompt) + len(whole.response)
     cut = 2 if way == "truncate_left" else 1
     data = DataConfig.model_validate({"overlong_prompts": way})
-    found = read(tmp_path, tokenizer, row, data, max_length=length - cut)
-    assert tokenizer.decode(found.prompt) == prompt
-    assert tokenizer.decode(found.response) == response
+    completion = read(tmp_path, tokenizer, row, data, max_length=length - cut)
+    assert tokenizer.decode(completion.prompt) == prompt
+    assert tokenizer.decode(completion.response) == response
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,11 @@ def _aliases_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_subclass_reads_its_files_itself(tmp_path: Path, tokenizer: Any) -> None:
     train, *_ = write_arithmetic(tmp_path, 8, 2, 9, 0.5, 0)
     body = "self.dataframe = pq.read_table(self.data_files[0]).to_pylist()[:3]"
-    found = open_dataset([train], tokenizer, settings(tmp_path, body))
+    dataset = open_dataset([train], tokenizer, settings(tmp_path, body))
     plain = PromptDataset([train], tokenizer, DataConfig(max_prompt_length=128))
-    assert len(found) == 3
-    assert [found[index].token_ids for index in range(3)] == [plain[index].token_ids for index in range(3)]
-    assert found[0].ground_truth == plain[0].ground_truth
+    assert len(dataset) == 3
+    assert [dataset[index].token_ids for index in range(3)] == [plain[index].token_ids for index in range(3)]
+    assert dataset[0].ground_truth == plain[0].ground_truth
 
 
 def test_a_subclass_that_reads_nothing_is_told_what_to_set(tmp_path: Path, tokenizer: Any) -> None:
@@ -74,8 +74,8 @@ def test_rows_need_not_have_the_same_columns_or_types(
         def _read_files_and_tokenize(self) -> None:
             self.dataframe = [{**ROW, **columns} for columns in more]
 
-    found = Mine([], tokenizer, DataConfig(max_prompt_length=128))
-    assert [(found[index].agent_name, found[index].extra_info) for index in range(len(found))] == expected
+    dataset = Mine([], tokenizer, DataConfig(max_prompt_length=128))
+    assert [(dataset[index].agent_name, dataset[index].extra_info) for index in range(len(dataset))] == expected
 
 
 @pytest.mark.parametrize(

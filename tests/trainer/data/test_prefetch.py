@@ -33,23 +33,25 @@ def sampler() -> PromptSampler:
 
 
 def test_the_next_batch_is_read_ahead() -> None:
-    plain, numbers, own = sampler(), Numbers(), sampler()
-    prefetcher = Prefetcher(numbers, own)
+    plain, numbers, prefetched = sampler(), Numbers(), sampler()
+    prefetcher = Prefetcher(numbers, prefetched)
     first = [prompt.index for prompt in prefetcher.next_batch()]
     assert numbers.done.wait(10)
     assert first == plain.next_batch()
-    assert own.state_dict() == plain.state_dict()  # a checkpoint taken now draws the batch that is read ahead again
+    assert (
+        prefetched.state_dict() == plain.state_dict()
+    )  # a checkpoint taken now draws the batch that is read ahead again
     assert numbers.read == [*first, *plain.peek()]
     for _ in range(9):  # over the ends of epochs
         assert [prompt.index for prompt in prefetcher.next_batch()] == plain.next_batch()
 
 
 def test_a_restored_sampler_draws_the_same_prompts() -> None:
-    plain, own = sampler(), sampler()
-    prefetcher = Prefetcher(Numbers(), own)
+    plain, prefetched = sampler(), sampler()
+    prefetcher = Prefetcher(Numbers(), prefetched)
     prefetcher.next_batch()
     state = {"epoch": 2, "position": 4, "size": 10, "seed": 0}
-    own.load_state_dict(state)
+    prefetched.load_state_dict(state)
     plain.load_state_dict(state)
     assert [prompt.index for prompt in prefetcher.next_batch()] == plain.next_batch()
 

@@ -69,10 +69,10 @@ def test_ranks_divide_groups_if_one_of_them_is_far_longer() -> None:
 def test_groups_are_halved_until_there_are_enough(sizes: list[int], data: st.DataObject) -> None:
     groups = drawn(sizes, data).groups
     count = data.draw(st.integers(1, sum(sizes)))
-    found = halved(groups, count)
-    assert len(found) == max(count, len(groups))
-    assert sorted(row for group in found for row in group) == list(range(sum(sizes)))
-    assert all(found)
+    parts = halved(groups, count)
+    assert len(parts) == max(count, len(groups))
+    assert sorted(row for group in parts for row in group) == list(range(sum(sizes)))
+    assert all(parts)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=8), st.sampled_from([1, 8]))
@@ -82,7 +82,7 @@ def test_each_row_of_a_line_sees_its_prompt_and_its_response(rows: list[tuple[in
     batch = Batch.from_responses([prompts[which] for which, _ in rows], responses, None)
     packed = PackedRows.of(batch, multiple, share_prompts=True)
     assert packed.visible is not None
-    assert packed.own is not None
+    assert packed.among_visible is not None
     line = packed.token_ids.squeeze(0)
     held = sum(map(len, responses)) + sum(len(prompts[which]) for which in {which for which, _ in rows})
     assert len(line) == -(-held // multiple) * multiple
@@ -92,12 +92,12 @@ def test_each_row_of_a_line_sees_its_prompt_and_its_response(rows: list[tuple[in
     assert sorted(seen[: len(rows)]) == sorted(wanted)
     assert all(set(row) == {0} for row in seen[len(rows) :])
     # A row's own tokens are the last that it sees.
-    own = packed.offsets.diff().tolist()
-    for start, end, size in zip(bounds[:-1], bounds[1:], own, strict=True):
+    sizes_of_rows = packed.offsets.diff().tolist()
+    for start, end, size in zip(bounds[:-1], bounds[1:], sizes_of_rows, strict=True):
         positions = packed.positions.squeeze(0)[packed.visible[start:end]]
         assert positions.tolist() == list(range(end - start))
         assert size <= end - start
-    assert torch.equal(packed.visible[packed.own], torch.arange(len(line)))
+    assert torch.equal(packed.visible[packed.among_visible], torch.arange(len(line)))
     assert line[packed.predicting].tolist() == [
         token
         for (which, _), response in zip(rows, responses, strict=True)

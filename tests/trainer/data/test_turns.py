@@ -139,14 +139,14 @@ def test_a_template_without_an_end_of_turns_is_named_once(caplog: pytest.LogCapt
 
 
 def rows(path: Path, row: dict[str, Any], *others: dict[str, Any]) -> list[Path]:
-    path.write_text("".join(json.dumps(one) + "\n" for one in (row, *others)))
+    path.write_text("".join(json.dumps(record) + "\n" for record in (row, *others)))
     return [path]
 
 
 def texts(tokenizer: Any, completion: Completion) -> tuple[str, str]:
     """The text before the first learned token, and the learned tokens as text."""
-    own = [token for token, learned in zip(completion.response, completion.learned, strict=True) if learned]
-    return tokenizer.decode(completion.prompt), tokenizer.decode(own)
+    learned_tokens = [token for token, learned in zip(completion.response, completion.learned, strict=True) if learned]
+    return tokenizer.decode(completion.prompt), tokenizer.decode(learned_tokens)
 
 
 @pytest.mark.parametrize("template", [templates.GEMMA, templates.PHI, templates.GLM, templates.QWEN, templates.MISTRAL])
@@ -156,7 +156,7 @@ def test_every_reader_writes_the_same_tokens(tmp_path: Path, template: str, prom
     row = {"prompt": prompt, "data_source": "here", "reward_model": {"ground_truth": "3"}}
     asked = PromptDataset(rows(tmp_path / "prompts.jsonl", row), tokenizer, data)[0].token_ids
     (answer,) = learned(template, [USER, ANSWER])
-    found = []
+    completions = []
     for response in ("3", [ANSWER], [USER, ANSWER]):
         (pair,) = read_pairs(
             rows(tmp_path / "pairs.jsonl", {"prompt": prompt, "chosen": response, "rejected": "4"}), tokenizer, data
@@ -165,13 +165,13 @@ def test_every_reader_writes_the_same_tokens(tmp_path: Path, template: str, prom
         other = {"prompt": prompt, "completion": "4", "label": False}
         desired, _ = read_labelled(rows(tmp_path / "labels.jsonl", labelled, other), tokenizer, data)
         (tuned,) = read_demonstrations(rows(tmp_path / "sft.jsonl", labelled), tokenizer, data, SftSettings())
-        found += [pair.chosen, desired.completion, tuned]
+        completions += [pair.chosen, desired.completion, tuned]
     talk = {"messages": [USER, ANSWER]}
-    found += read_demonstrations(
+    completions += read_demonstrations(
         rows(tmp_path / "talk.jsonl", talk), tokenizer, data, SftSettings(messages_key="messages")
     )
-    assert {completion.prompt for completion in found} == {asked}
-    assert {texts(tokenizer, completion) for completion in found} == {(tokenizer.decode(asked), answer)}
+    assert {completion.prompt for completion in completions} == {asked}
+    assert {texts(tokenizer, completion) for completion in completions} == {(tokenizer.decode(asked), answer)}
 
 
 def test_the_rows_tools_and_thinking_reach_the_template_of_every_reader(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ FITTING = {"model_type": "qwen2", "hidden_size": 1536, "num_attention_heads": 12
 
 
 def network(exact: bool, operators: Operators = FORMULAS) -> PolicyNetwork:
-    found = PolicyNetwork(language_model("Qwen2 and 2.5"), 0.7)
+    policy = PolicyNetwork(language_model("Qwen2 and 2.5"), 0.7)
     if exact:
-        use_operators(found, operators)
-    return found
+        use_operators(policy, operators)
+    return policy
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def found_by(made: PolicyNetwork, batch: Batch, share_prompts: bool) -> tuple[Te
 @pytest.mark.parametrize("share_prompts", [False, True])
 def test_log_probs_and_gradients_are_transformers(batch: Batch, share_prompts: bool) -> None:
     expected = found_by(network(exact=False), batch, share_prompts)
-    found = found_by(network(exact=True), batch, share_prompts)
-    assert_close(found[:2], expected[:2], atol=1e-5, rtol=0)
-    assert found[2].keys() == expected[2].keys()
+    computed = found_by(network(exact=True), batch, share_prompts)
+    assert_close(computed[:2], expected[:2], atol=1e-5, rtol=0)
+    assert computed[2].keys() == expected[2].keys()
     for name, gradient in expected[2].items():
-        assert_close(found[2][name], gradient, atol=2e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(computed[2][name], gradient, atol=2e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_checkpointed_layers_compute_the_same(batch: Batch) -> None:
@@ -58,9 +58,9 @@ def test_checkpointed_layers_compute_the_same(batch: Batch) -> None:
     made.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in made.decoder.layers:
         layer.training = True
-    expected, found = found_by(network(exact=True), batch, True), found_by(made, batch, True)
-    assert torch.equal(found[0], expected[0])
-    assert all(torch.equal(found[2][name], gradient) for name, gradient in expected[2].items())
+    expected, recomputed = found_by(network(exact=True), batch, True), found_by(made, batch, True)
+    assert torch.equal(recomputed[0], expected[0])
+    assert all(torch.equal(recomputed[2][name], gradient) for name, gradient in expected[2].items())
 
 
 def test_every_operator_of_the_network_is_a_shared_one(batch: Batch) -> None:
@@ -131,8 +131,8 @@ def test_gradients_are_those_that_torch_derives_from_the_formulas(
         result = compute(*leaves)
         return torch.autograd.grad(result, leaves, tensor(*result.shape))
 
-    for found, expected in zip(gradients(operator), gradients(formula), strict=True):
-        assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for gradient, expected in zip(gradients(operator), gradients(formula), strict=True):
+        assert_close(gradient, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

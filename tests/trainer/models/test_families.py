@@ -87,13 +87,13 @@ def write_model(directory: Path, family: str) -> None:
 def transformers_log_probs(directory: Path, rows: Batch, temperature: float) -> Tensor:
     """The same computed by Transformers, row by row."""
     model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, attn_implementation="eager")
-    found = torch.zeros(rows.response_mask.shape)
+    log_probs_of_rows = torch.zeros(rows.response_mask.shape)
     for row in range(len(rows)):
         prompt, length = int(rows.prompt_lengths[row]), int(rows.lengths[row])
         ids = rows.token_ids[row : row + 1, :length]
         log_probs = (model(ids).logits[0, prompt - 1 : -1] / temperature).log_softmax(dim=-1)
-        found[row, : length - prompt] = log_probs.gather(-1, ids[0, prompt:, None]).squeeze(-1)
-    return found
+        log_probs_of_rows[row, : length - prompt] = log_probs.gather(-1, ids[0, prompt:, None]).squeeze(-1)
+    return log_probs_of_rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)

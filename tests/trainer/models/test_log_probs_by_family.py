@@ -126,8 +126,8 @@ def one_by_one(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         ids = batch.token_ids[row : row + 1, :length]
         logits = model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
-        found = log_probs_and_entropy(logits, ids[0, prompt:], TEMPERATURE)
-        log_probs[row, : length - prompt], entropy[row, : length - prompt] = found
+        computed = log_probs_and_entropy(logits, ids[0, prompt:], TEMPERATURE)
+        log_probs[row, : length - prompt], entropy[row, : length - prompt] = computed
     return log_probs, entropy
 
 
@@ -145,11 +145,11 @@ def test_log_probs_and_gradients_are_those_of_transformers(family: str, multiple
     model, batch = language_model(family), rows()
     expected = one_by_one(model, batch)
     wanted = gradients(model, *expected)
-    found = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch, multiple, share_prompts))
-    assert_close(found[0], expected[0], atol=1e-4, rtol=1e-4)
-    assert_close(found[1], expected[1], atol=1e-4, rtol=1e-4)
+    computed = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch, multiple, share_prompts))
+    assert_close(computed[0], expected[0], atol=1e-4, rtol=1e-4)
+    assert_close(computed[1], expected[1], atol=1e-4, rtol=1e-4)
     largest = max(float(gradient.abs().max()) for gradient in wanted.values())
-    for name, gradient in gradients(model, *found).items():
+    for name, gradient in gradients(model, *computed).items():
         assert_close(gradient, wanted[name], atol=1e-4 * largest, rtol=1e-3, msg=lambda t, n=name: f"{n}: {t}")
 
 
@@ -171,14 +171,14 @@ def test_values_read_the_hidden_states_of_single_rows(family: str) -> None:
     model, batch = language_model(family), rows()
     with torch.no_grad():
         ids = [batch.token_ids[row : row + 1, : int(length)] for row, length in enumerate(batch.lengths)]
-        hidden = [model.get_decoder()(input_ids=one, use_cache=False).last_hidden_state[0] for one in ids]
+        hidden = [model.get_decoder()(input_ids=row_ids, use_cache=False).last_hidden_state[0] for row_ids in ids]
         network = ValueNetwork(model)
         nn.init.normal_(network.head.weight)
-        found = network(PackedRows.of(batch))
+        values = network(PackedRows.of(batch))
         for row, states in enumerate(hidden):
             prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
             wanted = network.head(states[prompt - 1 : -1]).squeeze(-1)
-            assert_close(found[row, : length - prompt], wanted, atol=1e-3, rtol=1e-3)
+            assert_close(values[row, : length - prompt], wanted, atol=1e-3, rtol=1e-3)
 
 
 def test_families_that_cannot_be_packed_are_padded_for_a_reason() -> None:
@@ -210,7 +210,7 @@ def test_attention_by_the_formula_is_the_same_in_blocks(
 
     def attended() -> list[Tensor]:
         leaves = [tensor.clone().requires_grad_() for tensor in (*tensors, sinks)]
-        found, _ = packed_attention(
+        attended_values, _ = packed_attention(
             nn.Module(),
             *leaves[:3],
             None,
@@ -222,10 +222,10 @@ def test_attention_by_the_formula_is_the_same_in_blocks(
             max_length_q=7,
             max_length_k=7,
         )
-        found.square().sum().backward()
-        return [found.detach(), *(leaf.grad for leaf in leaves)]
+        attended_values.square().sum().backward()
+        return [attended_values.detach(), *(leaf.grad for leaf in leaves)]
 
     whole = attended()
     monkeypatch.setattr(attention, "SCORES_PER_BLOCK", 2 * 4 * 7 * 2)  # two tokens of each sequence
-    for one, other in zip(attended(), whole, strict=True):
-        assert_close(one, other)
+    for blockwise, other in zip(attended(), whole, strict=True):
+        assert_close(blockwise, other)

@@ -69,8 +69,8 @@ def one_by_one(model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     for row in range(len(batch)):
         prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         ids = batch.token_ids[row : row + 1, :length]
-        found = log_probs_and_entropy(model(ids).logits[0, prompt - 1 : -1], ids[0, prompt:], TEMPERATURE)
-        log_probs[row, : length - prompt], entropy[row, : length - prompt] = found
+        computed = log_probs_and_entropy(model(ids).logits[0, prompt - 1 : -1], ids[0, prompt:], TEMPERATURE)
+        log_probs[row, : length - prompt], entropy[row, : length - prompt] = computed
     return log_probs, entropy
 
 
@@ -86,18 +86,18 @@ def test_packed_rows_match_the_log_probs_and_gradients_of_single_rows(family: st
     model = language_model(family)
     expected = one_by_one(model, batch)
     expected_gradients = gradients(model, *expected)
-    found = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch, multiple))
-    for output, wanted in zip(found, expected, strict=True):
+    computed = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch, multiple))
+    for output, wanted in zip(computed, expected, strict=True):
         assert_close(output, wanted, atol=1e-5, rtol=0)
-    for name, gradient in gradients(model, *found).items():
+    for name, gradient in gradients(model, *computed).items():
         assert_close(gradient, expected_gradients[name], atol=1e-5, rtol=1e-5, msg=lambda t, n=name: f"{n}: {t}")
 
 
 def test_a_sliding_window_hides_earlier_tokens(batch: Batch) -> None:
     model = language_model("mistral", window=3)
     expected, _ = one_by_one(model, batch)
-    found, _ = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch))
-    assert_close(found, expected, atol=1e-5, rtol=0)
+    computed, _ = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch))
+    assert_close(computed, expected, atol=1e-5, rtol=0)
     whole, _ = one_by_one(language_model("mistral"), batch)
     assert (whole - expected).abs().max() > 1e-4
 
@@ -142,8 +142,8 @@ def test_chunks_change_neither_log_probs_nor_gradients(tokens_per_chunk: int, fr
         (torch.stack(outputs) * factors).sum().backward()
         return (*outputs, h.grad, *([] if frozen_weight else [w.grad]))
 
-    for found, expected in zip(run(chunked=True), run(chunked=False), strict=True):
-        assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for chunked_result, expected in zip(run(chunked=True), run(chunked=False), strict=True):
+        assert_close(chunked_result, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_skipping_the_entropy_changes_neither_log_probs_nor_gradients() -> None:

@@ -27,12 +27,12 @@ def settings(model: Path, output: Path, **entries: object) -> Config:
 
 
 def test_an_entry_replaces_the_models_own(model: Path, tmp_path: Path) -> None:
-    found = with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory
-    assert AutoConfig.from_pretrained(found).max_position_embeddings == 4096
+    directory = with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory
+    assert AutoConfig.from_pretrained(directory).max_position_embeddings == 4096
     assert AutoConfig.from_pretrained(model).max_position_embeddings != 4096
-    assert load_language_model(found).config.max_position_embeddings == 4096
-    assert with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory == found
-    assert with_overrides(settings(model, tmp_path, max_position_embeddings=8192)).model.directory != found
+    assert load_language_model(directory).config.max_position_embeddings == 4096
+    assert with_overrides(settings(model, tmp_path, max_position_embeddings=4096)).model.directory == directory
+    assert with_overrides(settings(model, tmp_path, max_position_embeddings=8192)).model.directory != directory
 
 
 def test_without_entries_the_model_is_read_where_it_is(model: Path, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_without_entries_the_model_is_read_where_it_is(model: Path, tmp_path: Pa
     ("entry", "value", "message", "hint"),
     [
         ("max_position_embedings", 9, "no entry max_position_embedings", "did you mean max_position_embeddings"),
-        ("attention_dropout", 0.1, "nothing is dropped out here", "set it to 0"),
+        ("attention_dropout", 0.1, "dropout stays off", "set it to 0"),
         ("attn_implementation", "eager", "cannot be chosen", "leave it out"),
         ("torch_dtype", "float16", "not an entry to override", "set model.dtype"),
     ],

@@ -37,10 +37,10 @@ def write_sizes(name: str, directory: Path) -> Path:
     return directory
 
 
-def with_memory(found: Sequence[Share], gib: float | None) -> list[Share]:
+def with_memory(planned: Sequence[Share], gib: float | None) -> list[Share]:
     """The shares on devices with this memory."""
 
     def slot(share: Share) -> Slot:
         return replace(share.slot, node=replace(share.slot.node, device_gib=gib))
 
-    return [replace(share, slot=slot(share)) for share in found]
+    return [replace(share, slot=slot(share)) for share in planned]

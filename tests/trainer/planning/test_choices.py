@@ -79,50 +79,50 @@ def test_long_answers_of_a_large_gpu_all_fit_into_the_cache_of_one_engine(plan: 
 
 
 def test_engines_take_as_many_responses_as_a_cuda_graph_is_for(plan: Callable[..., Plan]) -> None:
-    found = plan("1.5B", 1, H200, **grpo(37, 512, 512), actor={"mini_batch_size": 296})
-    assert chosen(found)["rollout.max_num_seqs"] == 304
-    assert reasons(found)["rollout.max_num_seqs"] == (
+    planned = plan("1.5B", 1, H200, **grpo(37, 512, 512), actor={"mini_batch_size": 296})
+    assert chosen(planned)["rollout.max_num_seqs"] == 304
+    assert reasons(planned)["rollout.max_num_seqs"] == (
         "an engine has 296 responses in a step, rounded up to the size of a CUDA graph"
     )
 
 
 @pytest.mark.parametrize("response", [512, 2048])
 def test_a_small_model_gets_one_engine_and_large_micro_batches(plan: Callable[..., Plan], response: int) -> None:
-    found = chosen(plan("0.5B", 1, H200, data={"max_prompt_length": 256, "max_response_length": response}))
-    assert "rollout.engines_per_gpu" not in found
-    assert found["actor.micro_batch_tokens"] == found["critic.micro_batch_tokens"] == 32768
+    choices = chosen(plan("0.5B", 1, H200, data={"max_prompt_length": 256, "max_response_length": response}))
+    assert "rollout.engines_per_gpu" not in choices
+    assert choices["actor.micro_batch_tokens"] == choices["critic.micro_batch_tokens"] == 32768
 
 
 def test_a_row_that_does_not_fit_is_checkpointed_and_the_cache_takes_what_is_left(plan: Callable[..., Plan]) -> None:
-    found = plan("7B", 4, H100, **grpo(128, 1024, 15360))
-    values = chosen(found)
+    planned = plan("7B", 4, H100, **grpo(128, 1024, 15360))
+    values = chosen(planned)
     assert values["actor.activation_checkpointing"] is True
     assert values["actor.micro_batch_tokens"] == 16384
-    assert "of 256 responses at their full length" in reasons(found)["rollout.kv_cache_gib"]
+    assert "of 256 responses at their full length" in reasons(planned)["rollout.kv_cache_gib"]
     assert values["rollout.kv_cache_gib"] < 55
 
 
 def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(plan: Callable[..., Plan]) -> None:
-    one, two = (chosen(plan("7B", 4, H200, **grpo(64, 512, 1024, tensor_parallel=size))) for size in (1, 2))
-    assert (one["rollout.max_num_seqs"], two["rollout.max_num_seqs"]) == (128, 256)
-    assert two["rollout.kv_cache_gib"] == pytest.approx(one["rollout.kv_cache_gib"], abs=0.1)
+    whole, two = (chosen(plan("7B", 4, H200, **grpo(64, 512, 1024, tensor_parallel=size))) for size in (1, 2))
+    assert (whole["rollout.max_num_seqs"], two["rollout.max_num_seqs"]) == (128, 256)
+    assert two["rollout.kv_cache_gib"] == pytest.approx(whole["rollout.kv_cache_gib"], abs=0.1)
 
 
 def test_the_cache_leaves_room_for_the_weights_that_engines_copy(plan: Callable[..., Plan]) -> None:
-    found = plan("7B", 4, H100, **grpo(128, 1024, 15360))
-    first = [share for share in found.shares if share.slot.rank == 0]
+    planned = plan("7B", 4, H100, **grpo(128, 1024, 15360))
+    first = [share for share in planned.shares if share.slot.rank == 0]
     weights, embedding = 2 * SIZES["7B"][-1] / GIB, 2 * 151_936 * 3584 / GIB
     copied = 2 + embedding
-    assert copied_gib(found.config, found.placement) == pytest.approx(copied)
-    cache = chosen(found)["rollout.kv_cache_gib"]
+    assert copied_gib(planned.config, planned.placement) == pytest.approx(copied)
+    cache = chosen(planned)["rollout.kv_cache_gib"]
     engine = next(share for share in first if share.role == "rollout")
     assert engine.working == pytest.approx(weights + GRAPHS_GIB + cache + copied)
     assert sum(share.resting for share in first) + engine.working <= FILLED * H100
 
 
 def test_engines_that_do_not_sleep_add_the_copy_in_their_turn(plan: Callable[..., Plan]) -> None:
-    found = plan("1.5B", 1, H200, **grpo(64, 512, 2048, sleep=False, kv_cache_gib=10))
-    engine = next(share for share in found.shares if share.role == "rollout")
+    planned = plan("1.5B", 1, H200, **grpo(64, 512, 2048, sleep=False, kv_cache_gib=10))
+    engine = next(share for share in planned.shares if share.role == "rollout")
     weights = 2 * SIZES["1.5B"][-1] / GIB
     copied = 2 + 2 * 151_936 * 1536 / GIB
     assert (engine.resting, engine.working) == (
@@ -132,8 +132,8 @@ def test_engines_that_do_not_sleep_add_the_copy_in_their_turn(plan: Callable[...
 
 
 def test_engines_that_quantise_copy_all_weights_at_once(plan: Callable[..., Plan]) -> None:
-    found = plan("7B", 4, H100, **quantised(grpo(64, 512, 512)))
-    assert copied_gib(found.config, found.placement) == pytest.approx(2 * SIZES["7B"][-1] / GIB)
+    planned = plan("7B", 4, H100, **quantised(grpo(64, 512, 512)))
+    assert copied_gib(planned.config, planned.placement) == pytest.approx(2 * SIZES["7B"][-1] / GIB)
 
 
 @pytest.mark.parametrize(("transfer", "buckets"), [("broadcast", 2), ("object_store", 1)])
@@ -141,11 +141,11 @@ def test_the_cache_of_an_engine_apart_leaves_room_for_the_buckets_that_arrive(
     plan: Callable[..., Plan], transfer: str, buckets: int
 ) -> None:
     apart = {"device_mapping": {"actor": "0", "reference": "0", "rollout": "1"}}
-    found = plan("1.5B", 2, H100, **grpo(128, 1024, 15360, weight_transfer=transfer), **apart)
-    engine = next(share for share in found.shares if share.role == "rollout")
+    planned = plan("1.5B", 2, H100, **grpo(128, 1024, 15360, weight_transfer=transfer), **apart)
+    engine = next(share for share in planned.shares if share.role == "rollout")
     copied = buckets / 2 + 2 * 151_936 * 1536 / GIB
-    assert copied_gib(found.config, found.placement) == pytest.approx(copied)
-    cache = chosen(found)["rollout.kv_cache_gib"]
+    assert copied_gib(planned.config, planned.placement) == pytest.approx(copied)
+    cache = chosen(planned)["rollout.kv_cache_gib"]
     assert engine.working == pytest.approx(2 * SIZES["1.5B"][-1] / GIB + GRAPHS_GIB + cache + copied)
     assert FILLED * H100 - 0.1 <= engine.resting + engine.working <= FILLED * H100
 
@@ -177,8 +177,8 @@ def test_the_actor_s_first_rank_holds_all_weights_while_it_broadcasts_them(
 
 
 def test_offloaded_weights_are_on_the_gpu_while_they_are_sent(plan: Callable[..., Plan]) -> None:
-    found = plan("7B", 4, H200, **grpo(64, 512, 1024), **APART, **OFFLOADED)
-    assert sent(found) == [(0, pytest.approx((2 + 4 / 2) * SIZES["7B"][-1] / GIB))]
+    planned = plan("7B", 4, H200, **grpo(64, 512, 1024), **APART, **OFFLOADED)
+    assert sent(planned) == [(0, pytest.approx((2 + 4 / 2) * SIZES["7B"][-1] / GIB))]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_a_model_too_large_for_a_broadcast_is_refused_and_goes_through_the_objec
 
 def test_a_large_model_shares_its_gpus_with_engines(plan: Callable[..., Plan]) -> None:
     """All weights together have 61 GiB."""
-    found = plan("32B", 16, H100, **grpo(128, 1024, 4096, tensor_parallel=8), **OFFLOADED)
-    assert chosen(found)["rollout.kv_cache_gib"] > 20
+    planned = plan("32B", 16, H100, **grpo(128, 1024, 4096, tensor_parallel=8), **OFFLOADED)
+    assert chosen(planned)["rollout.kv_cache_gib"] > 20
 
 
 def test_a_model_whose_copy_does_not_fit_beside_the_engines_is_refused(plan: Callable[..., Plan]) -> None:
@@ -228,16 +228,16 @@ def test_a_model_whose_copy_does_not_fit_beside_the_engines_is_refused(plan: Cal
 
 
 def test_a_gpu_of_24_gib_gives_a_small_model_a_cache(plan: Callable[..., Plan]) -> None:
-    found = chosen(plan("0.5B", 1, 23.6))
-    assert "rollout.engines_per_gpu" not in found
-    assert found["rollout.kv_cache_gib"] > 0
+    choices = chosen(plan("0.5B", 1, 23.6))
+    assert "rollout.engines_per_gpu" not in choices
+    assert choices["rollout.kv_cache_gib"] > 0
 
 
 @pytest.mark.parametrize("transfer", ["auto", "broadcast"])
 def test_weights_can_be_broadcast_to_the_engine_of_a_small_model(plan: Callable[..., Plan], transfer: str) -> None:
     apart = {"actor": "0", "rollout": "1"}
-    found = plan("0.5B", 2, H200, **grpo(64, 256, 512, weight_transfer=transfer), device_mapping=apart)
-    assert found.config.rollout.engines_per_gpu == 1
+    planned = plan("0.5B", 2, H200, **grpo(64, 256, 512, weight_transfer=transfer), device_mapping=apart)
+    assert planned.config.rollout.engines_per_gpu == 1
 
 
 @pytest.mark.parametrize(("staleness", "steps"), [(0, 1), (0.5, 2), (1, 2), (2.5, 4)])
@@ -245,22 +245,24 @@ def test_asynchronous_engines_hold_the_responses_of_all_steps_in_flight(
     plan: Callable[..., Plan], staleness: float, steps: int
 ) -> None:
     sections = {**grpo(16, 256, 1024), "algorithm": {"advantage": "grpo", "correction": "none"}}
-    one = chosen(plan("1.5B", 1, H200, **sections))
+    synchronous = chosen(plan("1.5B", 1, H200, **sections))
     trainer = {"mode": "asynchronous", "max_staleness": staleness}
     several = chosen(plan("1.5B", 1, H200, **sections, trainer=trainer))
-    assert several["rollout.max_num_seqs"] == steps * one["rollout.max_num_seqs"] == steps * 128
-    assert several["rollout.kv_cache_gib"] == pytest.approx(steps * one["rollout.kv_cache_gib"], abs=0.1 * steps)
+    assert several["rollout.max_num_seqs"] == steps * synchronous["rollout.max_num_seqs"] == steps * 128
+    assert several["rollout.kv_cache_gib"] == pytest.approx(
+        steps * synchronous["rollout.kv_cache_gib"], abs=0.1 * steps
+    )
 
 
 def test_validation_samples_more_at_a_time_from_the_same_cache(plan: Callable[..., Plan]) -> None:
     sections = grpo(16, 256, 1024)
     plain = chosen(plan("1.5B", 4, H200, **sections))
     sections["data"] |= {"validation_files": ["/data/validation.parquet"]}
-    found = plan("1.5B", 4, H200, **sections)
-    validated = chosen(found)
+    planned = plan("1.5B", 4, H200, **sections)
+    validated = chosen(planned)
     assert (plain["rollout.max_num_seqs"], validated["rollout.max_num_seqs"]) == (32, 64)
     assert validated["rollout.kv_cache_gib"] == plain["rollout.kv_cache_gib"]
-    assert reasons(found)["rollout.max_num_seqs"] == (
+    assert reasons(planned)["rollout.max_num_seqs"] == (
         "an engine has 32 responses in a step, and validation sends all its prompts at once"
     )
 
@@ -280,13 +282,13 @@ def ppo(**actor: Any) -> dict[str, Any]:
 
 
 def test_ranks_with_room_gather_weights_and_average_gradients_once_in_an_update(plan: Callable[..., Plan]) -> None:
-    found = plan("1.5B", 2, H100, **ppo())
-    values = chosen(found)
+    planned = plan("1.5B", 2, H100, **ppo())
+    values = chosen(planned)
     for role in ("actor", "critic"):
         micro_batches = 512 / 2 * 768 / values[f"{role}.micro_batch_tokens"]
         assert values[f"{role}.{WEIGHTS}"] == values[f"{role}.{GRADIENTS}"] == micro_batches == 12
-    assert reasons(found)[f"actor.{WEIGHTS}"].startswith("weights stay gathered during a pass, which takes 2.3 of ")
-    assert tight(found.shares) is None
+    assert reasons(planned)[f"actor.{WEIGHTS}"].startswith("weights stay gathered during a pass, which takes 2.3 of ")
+    assert tight(planned.shares) is None
 
 
 def test_whole_weights_may_fit_where_whole_gradients_do_not(plan: Callable[..., Plan]) -> None:
@@ -322,15 +324,15 @@ def test_with_reshard_after_forward_set_only_gradients_wait_for_the_end_of_an_up
     assert (f"actor.{WEIGHTS}" in values, f"actor.{GRADIENTS}" in values) == (False, True)
 
 
-@pytest.mark.parametrize(("model", "own"), [("0.5B", False), ("3B", False), ("7B", True), ("32B", True)])
+@pytest.mark.parametrize(("model", "has_head"), [("0.5B", False), ("3B", False), ("7B", True), ("32B", True)])
 def test_a_head_of_its_own_is_gathered_with_the_embedding_except_by_the_critic(
-    models: Path, model: str, own: bool
+    models: Path, model: str, has_head: bool
 ) -> None:
     config = Config.model_validate({"model": {"path": models / model}})
     actor, critic = (size_of(config, role) for role in ("actor", "critic"))
     assert actor is not None
     assert critic is not None
-    assert (actor.head, critic.head) == (actor.vocabulary * actor.hidden if own else 0, 0)
+    assert (actor.head, critic.head) == (actor.vocabulary * actor.hidden if has_head else 0, 0)
     more = gathered_bytes(actor, config.actor, 2, ranks=2) - gathered_bytes(critic, config.critic, 2, ranks=2)
     assert more == (2 + 4) * actor.head
 
@@ -369,13 +371,13 @@ def test_on_different_gpus_a_role_gets_what_fits_the_smallest_of_its_own(plan: C
 
 
 def test_nothing_is_chosen_if_a_node_does_not_tell_its_memory(plan: Callable[..., Plan]) -> None:
-    found = plan("7B", 4, H200, None)
-    assert chosen(found) == {}
-    assert "nothing is chosen from the GPUs' memory, which 10.0.0.1 does not tell" in found.lines()
+    planned = plan("7B", 4, H200, None)
+    assert chosen(planned) == {}
+    assert "nothing is chosen from the GPUs' memory, which 10.0.0.1 does not tell" in planned.lines()
 
 
 def test_what_was_given_stays(plan: Callable[..., Plan]) -> None:
-    found = plan(
+    planned = plan(
         "1.5B",
         1,
         H200,
@@ -383,8 +385,8 @@ def test_what_was_given_stays(plan: Callable[..., Plan]) -> None:
         actor={"micro_batch_size": 4},
         rollout={"samples_per_prompt": 8, "max_num_seqs": 64, "gpu_memory_utilization": 0.5},
     )
-    assert chosen(found) == {}
-    assert found.config.actor.micro_batch_tokens is None
+    assert chosen(planned) == {}
+    assert planned.config.actor.micro_batch_tokens is None
 
 
 def test_nothing_is_chosen_on_cpu_or_for_models_of_another_kind(plan: Callable[..., Plan], models: Path) -> None:
@@ -408,7 +410,7 @@ def test_nothing_is_chosen_on_cpu_or_for_models_of_another_kind(plan: Callable[.
 def test_estimates_are_above_what_h200s_took_and_not_by_a_third(
     models: Path, model: str, tokens: int, resting_bytes: int, measured_gib: float
 ) -> None:
-    """The peaks of updates of one GPU in docs/benchmarks.md and benchmarks/measured/."""
+    """The peaks of updates of one GPU in benchmarks/measured/tables.md and benchmarks/measured/."""
     size = ModelSize.read(models / model)
     assert size is not None
     estimate = resting_bytes * size.parameters + pass_bytes(size, Config().actor, 2, ranks=1, tokens=tokens)
@@ -447,5 +449,5 @@ def test_what_is_chosen_fits_whenever_the_longest_row_does(
     for role in config.trained:
         section = config.critic if role == "critic" else config.actor
         if section.micro_batch_tokens is not None and section.micro_batch_tokens > prompt + response:
-            own = [s for s in shares(config, placement) if s.role in (role, "reference")]
-            assert tight(with_memory(own, FILLED * gpu_gib)) is None
+            concerned = [s for s in shares(config, placement) if s.role in (role, "reference")]
+            assert tight(with_memory(concerned, FILLED * gpu_gib)) is None

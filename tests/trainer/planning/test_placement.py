@@ -126,22 +126,24 @@ def test_offloaded_memory_counts_for_one_role_at_a_time(model: Path) -> None:
 
     def needed(**sections: Any) -> float:
         settings = config(model, rollout={"gpu_memory_utilization": 0.01}, **sections)
-        found = shares(settings, place_roles(settings, slots(1e-6), roles_of(settings)))
+        needed = shares(settings, place_roles(settings, slots(1e-6), roles_of(settings)))
         for gib in range(1, 10000):
             try:
-                check_fit(with_memory(found, 4 * PROCESS_GIB + gib * 1e-5))
+                check_fit(with_memory(needed, 4 * PROCESS_GIB + gib * 1e-5))
             except ConfigError:
                 continue
             return gib * 1e-5
         raise AssertionError("never fits")
 
-    own = parameter_count(model) / 2**30 / len(SLOTS)
+    slots_given = parameter_count(model) / 2**30 / len(SLOTS)
     everything, offloaded = needed(), needed(actor=offload, critic=offload)
     # Actor and critic have 12 bytes a weight, the reference 2. Engines copy whole weights of 2 bytes, 8 for each weight
     # of a share; an update takes 4 for gradients, and what was offloaded.
-    assert everything == pytest.approx(34 * own, abs=2e-5)
-    assert offloaded == pytest.approx(18 * own, abs=2e-5)
-    assert needed(actor=offload, critic=offload, reference={"param_offload": True}) == pytest.approx(16 * own, abs=2e-5)
+    assert everything == pytest.approx(34 * slots_given, abs=2e-5)
+    assert offloaded == pytest.approx(18 * slots_given, abs=2e-5)
+    assert needed(actor=offload, critic=offload, reference={"param_offload": True}) == pytest.approx(
+        16 * slots_given, abs=2e-5
+    )
 
 
 def test_copies_take_what_a_checkpoint_has_on_each_node(model: Path) -> None:
@@ -169,29 +171,29 @@ def test_parameters_are_counted_from_the_headers(model: Path, tmp_path: Path) ->
 def test_the_plan_names_role_node_device_and_memory_and_refuses_models_that_do_not_fit(model: Path) -> None:
     settings = config(model, device_mapping={"reward": "node1:0"}, rollout={"gpu_memory_utilization": 0.5})
     placed = place_roles(settings, slots(8.0), roles_of(settings))
-    found = shares(settings, placed)
-    lines = table(found)
+    needed = shares(settings, placed)
+    lines = table(needed)
     assert lines[0].split()[:3] == ["role", "node", "device"]
     assert any(line.split() == ["rollout", "10.0.0.1", "cuda", "3", "0.80", "3.20"] for line in lines)
     assert sum(line.startswith("reward") for line in lines) == 1
-    check_fit(found)
-    check_fit(with_memory(found, None))
+    check_fit(needed)
+    check_fit(with_memory(needed, None))
     with pytest.raises(ConfigError) as caught:
-        check_fit(with_memory(found, 4.0))
+        check_fit(with_memory(needed, 4.0))
     assert "cuda 0 of 10.0.0.0 has 4.0 GiB" in str(caught.value)
     assert "rollout 4.0" in str(caught.value)
     assert "device_mapping" in caught.value.hint
 
 
 def test_each_device_is_checked_against_the_memory_of_its_own_node(model: Path) -> None:
-    def found(**mapping: str) -> list[Share]:
+    def needed(**mapping: str) -> list[Share]:
         settings = config(model, rollout={"kv_cache_gib": 50.0}, device_mapping=mapping)
         return shares(settings, place_roles(settings, slots(80.0, 40.0), roles_of(settings)))
 
-    check_fit(found(rollout="node0:0,1"))
+    check_fit(needed(rollout="node0:0,1"))
     for mapping in ({}, {"rollout": "node1:0,1"}):
         with pytest.raises(ConfigError, match=r"cuda 2 of 10\.0\.0\.1 has 40\.0 GiB"):
-            check_fit(found(**mapping))
+            check_fit(needed(**mapping))
 
 
 @pytest.mark.parametrize(
@@ -208,18 +210,18 @@ def test_processes_and_the_graphs_of_engines_take_memory_of_their_gpu(
 ) -> None:
     """With rewards by rule, which take none, and a model of a few MiB."""
     settings = config(model, rollout=rollout)
-    found = shares(settings, place_roles(settings, slots(80.0), roles_of(settings)))
-    check_fit(with_memory(found, gib + 0.1))
+    needed = shares(settings, place_roles(settings, slots(80.0), roles_of(settings)))
+    check_fit(with_memory(needed, gib + 0.1))
     with pytest.raises(ConfigError, match="each process takes an estimated") as caught:
-        check_fit(with_memory(found, gib - 0.1))
+        check_fit(with_memory(needed, gib - 0.1))
     assert f"{gib:.1f} that are needed" in str(caught.value)
 
 
 def test_processes_take_nothing_of_a_device_on_cpu(model: Path) -> None:
     settings = config(model, rollout={"kv_cache_gib": 2.0})
-    found = shares(settings, place_roles(settings, on_cpu(), roles_of(settings)))
+    needed = shares(settings, place_roles(settings, on_cpu(), roles_of(settings)))
     with pytest.raises(ConfigError, match=r"less than the 2\.0 that are needed: rollout 2\.0, actor 0\.0, .*[0-9]$"):
-        check_fit(with_memory(found, 1.0))
+        check_fit(with_memory(needed, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -248,14 +250,14 @@ def test_a_model_that_does_not_fit_is_refused_with_the_missing_memory_and_settin
 
 def test_engines_with_a_cache_of_a_given_size_are_counted_one_by_one(model: Path) -> None:
     settings = config(model, rollout={"kv_cache_gib": 2.0, "engines_per_gpu": 3})
-    found = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
-    assert found[0].working == pytest.approx(3 * (GRAPHS_GIB + 2.0 + 2 * parameter_count(model) / 2**30))
+    needed = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
+    assert needed[0].working == pytest.approx(3 * (GRAPHS_GIB + 2.0 + 2 * parameter_count(model) / 2**30))
 
 
 def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
-    def engines(own: list[Slot], size: int, **mapping: str) -> list[list[int]]:
+    def engines(placed_on: list[Slot], size: int, **mapping: str) -> list[list[int]]:
         settings = config(model, rollout={"tensor_parallel": size}, device_mapping=mapping)
-        placed = place_roles(settings, own, ["rollout"])
+        placed = place_roles(settings, placed_on, ["rollout"])
         return [[slot.rank for slot in engine] for engine in engine_slots(settings, placed["rollout"])]
 
     assert engines(SLOTS, 1) == [[0], [1], [2], [3]]
@@ -271,8 +273,8 @@ def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
 
 def test_engines_that_span_gpus_hold_a_part_of_the_model_on_each(model: Path) -> None:
     settings = config(model, rollout={"kv_cache_gib": 2.0, "tensor_parallel": 2})
-    found = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
-    assert found[0].working == pytest.approx(GRAPHS_GIB + 2.0 + 2 * parameter_count(model) / 2**30 / 2)
+    needed = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
+    assert needed[0].working == pytest.approx(GRAPHS_GIB + 2.0 + 2 * parameter_count(model) / 2**30 / 2)
 
 
 def test_a_rank_counts_the_workers_of_its_role_on_its_own_node() -> None:

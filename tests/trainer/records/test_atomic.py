@@ -59,9 +59,9 @@ def test_a_failed_block_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_two_writers_of_one_file_do_not_share_a_temporary_file(tmp_path: Path) -> None:
-    with atomic_file(tmp_path / "file") as one, atomic_file(tmp_path / "file") as other:
-        assert one != other
-        one.write_text("one")
+    with atomic_file(tmp_path / "file") as first, atomic_file(tmp_path / "file") as other:
+        assert first != other
+        first.write_text("one")
         other.write_text("other")
     assert (tmp_path / "file").read_text() == "one"  # the last one to finish
 

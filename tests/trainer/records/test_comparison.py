@@ -20,9 +20,9 @@ def record(directory: Path, reward: float, **algorithm: object) -> Path:
 
 
 def test_runs_are_shown_side_by_side_with_their_differences(tmp_path: Path) -> None:
-    one = record(tmp_path / "plain", 0.1)
+    first = record(tmp_path / "plain", 0.1)
     two = record(tmp_path / "other", 0.3, advantage="grpo", gamma=0.9)
-    text = write_comparison([one, two], tmp_path / "both.html").read_text()
+    text = write_comparison([first, two], tmp_path / "both.html").read_text()
     assert "0.000 → 0.600" in text
     assert "algorithm.gamma" in text
     assert "algorithm.lam" not in text  # the same in both

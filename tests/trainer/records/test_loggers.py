@@ -160,15 +160,15 @@ class MlflowStandIn(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.endswith("log-batch"):
-            self.params.update({one["key"]: one["value"] for one in sent.get("params", ())})
-            self.metrics.extend((int(one["step"]), one["key"], one["value"]) for one in sent.get("metrics", ()))
+            self.params.update({entry["key"]: entry["value"] for entry in sent.get("params", ())})
+            self.metrics.extend((int(entry["step"]), entry["key"], entry["value"]) for entry in sent.get("metrics", ()))
         if self.path.endswith("runs/update"):
             self.status.append(sent["status"])
         info = {"run_id": "r1", "run_uuid": "r1", "experiment_id": "7", "status": "RUNNING", "start_time": 1}
         self.answer({"run": {"info": info, "data": {}}, "run_info": info})
 
-    def answer(self, found: object) -> None:
-        content = json.dumps(found).encode()
+    def answer(self, reply: object) -> None:
+        content = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -80,8 +80,8 @@ def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> No
 
 def points(directory: Path) -> list[tuple[int, float]]:
     """The curve that TensorBoard shows."""
-    found = EventAccumulator(str(directory)).Reload()
-    return [(point.step, point.value) for point in found.Scalars("reward/mean")]
+    events = EventAccumulator(str(directory)).Reload()
+    return [(point.step, point.value) for point in events.Scalars("reward/mean")]
 
 
 def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_slow_reader_learns_how_many_lines_it_missed(tmp_path: Path) -> None:
         process.stdin.flush()
         lines = [first, *process.stderr.read().splitlines()]
     assert lines[-1] == "the end"
-    missed = sum(int(line.split()[0]) for line in lines if "lines are lost here" in line)
+    missed = sum(int(line.split()[0]) for line in lines if "lines are missing here" in line)
     assert missed == 4000 - sum(line.startswith("line ") for line in lines) > 0
 
 

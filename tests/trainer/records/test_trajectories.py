@@ -51,8 +51,8 @@ def test_every_step_has_a_file_with_all_its_responses(tmp_path: Path) -> None:
     write(tmp_path / "run", 1, 2, 3)
     assert recorded_steps(tmp_path / "run") == [1, 2, 3]
     rows = read_trajectories(tmp_path / "run")
-    assert [found["step"] for found in rows] == [3] * 4
-    assert [found["reward"] for found in rows] == list(REWARDS)
+    assert [recorded["step"] for recorded in rows] == [3] * 4
+    assert [recorded["reward"] for recorded in rows] == list(REWARDS)
     assert rows[2]["ground_truth"] == '{"answers": [2]}'
     assert rows[0]["response"] == "<b>answer 0</b>\u2028"
 

@@ -151,13 +151,13 @@ def test_many_programs_that_hang_cost_bounded_time_and_no_good_answer() -> None:
     asked = [Answer(f"```python\n{program}\n```", tests, "taco") for program in programs]
     started = time.monotonic()
     with RewardPool(settings, processes=4) as pool:
-        found = pool.score(asked)
+        scores = pool.score(asked)
     assert time.monotonic() - started < longest_scoring(settings, asked)
-    assert [one.value for one in found] == [float(program == "print(3)") for program in programs]
-    assert not any(one.failure for one in found)
+    assert [result.value for result in scores] == [float(program == "print(3)") for program in programs]
+    assert not any(result.failure for result in scores)
 
 
 def test_code_runs_in_reward_processes_by_its_data_source() -> None:
     with RewardPool(RewardConfig(), processes=2) as pool:
-        found = pool.score([Answer(f"```python\nprint({n})\n```", ECHO, "taco") for n in (3, 4)])
-    assert found == [Scored(0.5, info={"solved": 0.0}), Scored(0.0, info={"solved": 0.0})]
+        scores = pool.score([Answer(f"```python\nprint({n})\n```", ECHO, "taco") for n in (3, 4)])
+    assert scores == [Scored(0.5, info={"solved": 0.0}), Scored(0.0, info={"solved": 0.0})]

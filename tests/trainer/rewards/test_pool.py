@@ -111,7 +111,7 @@ def test_a_function_that_can_be_called_is_ready(tmp_path: Path, source: str) -> 
     path.write_text(source)
     with RewardPool(RewardConfig(custom_function=RewardFunction(path=path)), 1) as pool:
         pool.check()
-        assert [one.value for one in pool.score(answers("right"))] == [1.0]
+        assert [score.value for score in pool.score(answers("right"))] == [1.0]
 
 
 def test_the_traceback_of_a_failure_shows_the_users_own_frames(pool: RewardPool, file: Path) -> None:
@@ -123,24 +123,24 @@ def test_the_traceback_of_a_failure_shows_the_users_own_frames(pool: RewardPool,
 
 
 def test_scores_come_in_the_order_of_the_answers(pool: RewardPool) -> None:
-    found = pool.score(answers("right", "wrong", "mapping", "right", "wrong"))
-    assert [one.value for one in found] == [3.0, 2.0, 0.5, 3.0, 2.0]
-    assert not any(one.failure for one in found)
+    scores = pool.score(answers("right", "wrong", "mapping", "right", "wrong"))
+    assert [score.value for score in scores] == [3.0, 2.0, 0.5, 3.0, 2.0]
+    assert not any(score.failure for score in scores)
     assert pool.score([]) == []
 
 
 def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: RewardPool) -> None:
     pool.score(answers("right", "right"))  # both processes are up
     started = time.monotonic()
-    found = pool.score(answers("right", "hang", "raise", "die", "right", "right"))
+    scores = pool.score(answers("right", "hang", "raise", "die", "right", "right"))
     assert time.monotonic() - started < 30
-    assert [one.value for one in found] == [3.0, -1.0, -1.0, -1.0, 3.0, 3.0]
-    assert [one.failure for one in found if one.failure] == [
+    assert [score.value for score in scores] == [3.0, -1.0, -1.0, -1.0, 3.0, 3.0]
+    assert [score.failure for score in scores if score.failure] == [
         "no reward within 1 s",
         "KeyError: 'no such thing'",
         "the reward process died",
     ]
-    assert [one.value for one in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
+    assert [score.value for score in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -148,26 +148,28 @@ def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: Rewa
     ['{"scored": {"value": 1.0}}', '{"number": "1", "score', "noise", "null", "[]", '{"number": 0}\\n{"number": 1}'],
 )
 def test_what_a_function_writes_into_the_channel_fails_its_own_sample(pool: RewardPool, written: str) -> None:
-    found = pool.score(answers("right", f"write {written}", "right", "right"))
-    assert [one.value for one in found] == [3.0, -1.0, 3.0, 3.0]
-    assert found[1].failure.startswith("the reward process wrote")
+    scores = pool.score(answers("right", f"write {written}", "right", "right"))
+    assert [score.value for score in scores] == [3.0, -1.0, 3.0, 3.0]
+    assert scores[1].failure.startswith("the reward process wrote")
 
 
 def test_a_reply_that_nobody_asked_for_fails_one_sample(pool: RewardPool) -> None:
     reply = json.dumps({"number": "0", **Reply(Scored(9.0)).to_json()})
-    found = pool.score(answers("right", f"write {reply}", "right"))
-    assert [one.value for one in found] == [3.0, -1.0, 3.0]
-    assert "wrote a reward that nobody asked for" in found[1].failure
+    scores = pool.score(answers("right", f"write {reply}", "right"))
+    assert [score.value for score in scores] == [3.0, -1.0, 3.0]
+    assert "wrote an unexpected reward" in scores[1].failure
 
 
 def test_a_child_that_the_function_forks_does_not_answer(pool: RewardPool) -> None:
-    assert [one.value for one in pool.score(answers("fork", "right", "wrong", "right"))] == [2.0, 3.0, 2.0, 3.0]
+    assert [score.value for score in pool.score(answers("fork", "right", "wrong", "right"))] == [2.0, 3.0, 2.0, 3.0]
 
 
 def test_everything_that_a_lost_process_started_ends_with_it(pool: RewardPool) -> None:
     assert pool.score(answers("child"))[0].failure == "no reward within 1 s"
-    found = [one for one in psutil.process_iter(["cmdline", "status"]) if one.info["cmdline"] == ["sleep", "601"]]
-    assert all(one.info["status"] == psutil.STATUS_ZOMBIE for one in found)
+    sleepers = [
+        process for process in psutil.process_iter(["cmdline", "status"]) if process.info["cmdline"] == ["sleep", "601"]
+    ]
+    assert all(process.info["status"] == psutil.STATUS_ZOMBIE for process in sleepers)
 
 
 def test_a_function_gets_no_secrets_unless_they_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,26 +184,26 @@ def test_a_function_gets_no_secrets_unless_they_are_named(file: Path, monkeypatc
 def test_a_function_that_allocates_too_much_costs_its_own_sample(file: Path) -> None:
     settings = RewardConfig(custom_function=RewardFunction(path=file), process_memory_gib=1)
     with RewardPool(settings, processes=1) as pool:
-        found = pool.score(answers("allocate", "limits"))
-    assert found[0].failure.startswith("MemoryError")
-    assert found[1].value == 0.0
+        scores = pool.score(answers("allocate", "limits"))
+    assert scores[0].failure.startswith("MemoryError")
+    assert scores[1].value == 0.0
 
 
 def test_a_process_that_dies_while_it_waits_costs_nothing(pool: RewardPool) -> None:
     for _ in range(2):
-        (found, *_) = pool.score(answers("environment", "right"))
-        pid = int(found.info["pid"])
+        (environment, *_) = pool.score(answers("environment", "right"))
+        pid = int(environment.info["pid"])
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert [one.value for one in pool.score(answers("right", "wrong"))] == [3.0, 2.0]
+        assert [score.value for score in pool.score(answers("right", "wrong"))] == [3.0, 2.0]
 
 
 def test_512_answers_that_hang_cost_512_samples(file: Path) -> None:
     settings = RewardConfig(custom_function=RewardFunction(path=file), timeout=0.01)
     hanging = answers(*["hang"] * 512)
     with RewardPool(settings, processes=8) as pool:
-        found = pool.score([*hanging[:16], *answers("right")])
-    assert {one.failure for one in found[:16]} == {"no reward within 0.01 s"}
+        scores = pool.score([*hanging[:16], *answers("right")])
+    assert {score.failure for score in scores[:16]} == {"no reward within 0.01 s"}
     assert longest_scoring(settings, hanging) > 512 * 0.01
 
 
@@ -227,8 +229,8 @@ def test_reward_workers_share_the_processes_of_their_node(processes: int, worker
 
 def test_a_slow_answer_costs_those_behind_it_nothing(pool: RewardPool) -> None:
     """Each process gets several answers in one message; those behind one that hangs are scored by another process."""
-    found = pool.score(answers(*["right"] * 20, "hang", *["wrong"] * 20, "die", *["right"] * 20))
-    assert [one.value for one in found] == [3.0] * 20 + [-1.0] + [2.0] * 20 + [-1.0] + [3.0] * 20
+    scores = pool.score(answers(*["right"] * 20, "hang", *["wrong"] * 20, "die", *["right"] * 20))
+    assert [score.value for score in scores] == [3.0] * 20 + [-1.0] + [2.0] * 20 + [-1.0] + [3.0] * 20
 
 
 def test_a_function_gets_structured_truths_tokens_and_its_own_arguments(tmp_path: Path) -> None:
@@ -239,8 +241,8 @@ def test_a_function_gets_structured_truths_tokens_and_its_own_arguments(tmp_path
     )
     function = RewardFunction(path=tmp_path / "mine.py", name="judge", kwargs={"scale": 2})
     with RewardPool(RewardConfig(custom_function=function), processes=1) as pool:
-        (found,) = pool.score([Answer("hi", {"tests": [1, 2]}, sampled_ids=(7, 8))])
-    assert found == Scored(4.5, info={"tokens": 2.0}, by_token=((0, 0.5),))
+        (score,) = pool.score([Answer("hi", {"tests": [1, 2]}, sampled_ids=(7, 8))])
+    assert score == Scored(4.5, info={"tokens": 2.0}, by_token=((0, 0.5),))
 
 
 def test_a_batched_function_sees_all_answers_in_one_call(tmp_path: Path) -> None:
@@ -253,8 +255,8 @@ def test_a_batched_function_sees_all_answers_in_one_call(tmp_path: Path) -> None
     )
     function = RewardFunction(path=tmp_path / "mine.py", kwargs={"bonus": 1.0}, batched=True)
     with RewardPool(RewardConfig(custom_function=function), processes=4) as pool:
-        assert [one.value for one in pool.score(answers("a", "aaaa", *["aa"] * 40))] == [1.25, 2.0] + [1.5] * 40
-        assert [one.failure for one in pool.score(answers("a", "raise"))] == ["ValueError: no"] * 2
+        assert [score.value for score in pool.score(answers("a", "aaaa", *["aa"] * 40))] == [1.25, 2.0] + [1.5] * 40
+        assert [score.failure for score in pool.score(answers("a", "raise"))] == ["ValueError: no"] * 2
         with pytest.raises(RewardError, match="returned 1 scores for 2 responses"):
             pool.score(answers("a", "short"))
 
@@ -272,9 +274,9 @@ def test_a_reward_that_is_not_finite_is_refused_with_the_response(pool: RewardPo
 def test_a_regular_expression_that_backtracks_for_ever_costs_one_sample() -> None:
     settings = RewardConfig(name="regex", pattern=r"^(a+)+$", timeout=1.0)
     with RewardPool(settings, processes=1) as pool:
-        found = pool.score([Answer("aaa", "aaa"), Answer("a" * 64 + "b", "a"), Answer("aa", "aa")])
-    assert [one.failure for one in found] == ["", "no reward within 1 s", ""]
-    assert found[0].value == 1.0
+        scores = pool.score([Answer("aaa", "aaa"), Answer("a" * 64 + "b", "a"), Answer("aa", "aa")])
+    assert [score.failure for score in scores] == ["", "no reward within 1 s", ""]
+    assert scores[0].value == 1.0
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ ANSWER = Answer("a b c", "x", sampled_ids=(5, 6, 7))
 
 
 def test_a_mapping_holds_the_score_and_numbers_to_log() -> None:
-    found = as_scored({"score": 1, "acc": True, "format": 0.5, "pred": "text", "ratio": float("inf")}, ANSWER)
-    assert (found.value, found.info) == (1.0, {"acc": 1.0, "format": 0.5})
+    scored = as_scored({"score": 1, "acc": True, "format": 0.5, "pred": "text", "ratio": float("inf")}, ANSWER)
+    assert (scored.value, scored.info) == (1.0, {"acc": 1.0, "format": 0.5})
 
 
 @pytest.mark.parametrize("given", [[0.5, 0, -0.25], [(0, 0.5), (2, -0.25)], [[2, -0.25], [0, 0.5]]])
 def test_rewards_of_tokens_are_added_to_the_score(given: list[object]) -> None:
-    found = as_scored({"score": 1.0, "token_rewards": given}, ANSWER)
-    assert (found.value, sorted(found.by_token)) == (1.25, [(0, 0.5), (2, -0.25)])
+    scored = as_scored({"score": 1.0, "token_rewards": given}, ANSWER)
+    assert (scored.value, sorted(scored.by_token)) == (1.25, [(0, 0.5), (2, -0.25)])
     assert as_scored({"token_rewards": given}, ANSWER).value == 0.25
 
 
@@ -47,5 +47,5 @@ def test_anything_but_finite_numbers_is_refused(returned: object, words: str) ->
 def test_a_weight_applies_to_rewards_of_tokens_too() -> None:
     reward = {"weight": 2.0, "model": {"path": "/judge", "weight": 10.0}}
     settings = Config.model_validate({"model": {"path": "/nowhere"}, "reward": reward}).reward
-    (found,) = weighted_sums([Scored(1.5, by_token=((0, 0.5),))], [0.1], settings)
-    assert (found.value, found.by_token) == (4.0, ((0, 1.0),))
+    (total,) = weighted_sums([Scored(1.5, by_token=((0, 0.5),))], [0.1], settings)
+    assert (total.value, total.by_token) == (4.0, ((0, 1.0),))

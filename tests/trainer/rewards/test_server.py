@@ -65,27 +65,27 @@ def scored(url: str, *responses: str, **server: Any) -> list[Scored]:
 
 
 def test_scores_come_in_the_order_of_the_answers(url: str) -> None:
-    found = scored(url, "yes", "no", "yes", "yes", "no")
-    assert [one.value for one in found] == [1.0, 0.0, 1.0, 1.0, 0.0]
-    assert found[0].info == {"tone": 0.5}
+    scores = scored(url, "yes", "no", "yes", "yes", "no")
+    assert [score.value for score in scores] == [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert scores[0].info == {"tone": 0.5}
 
 
 def test_a_failure_costs_one_sample(url: str) -> None:
-    found = scored(url, "yes", "refuse", "null", "yes")
-    assert [one.value for one in found] == [1.0, -1.0, -1.0, 1.0]
-    assert "status 400" in found[1].failure
-    assert found[2].failure == "the reward server returned null"
+    scores = scored(url, "yes", "refuse", "null", "yes")
+    assert [score.value for score in scores] == [1.0, -1.0, -1.0, 1.0]
+    assert "status 400" in scores[1].failure
+    assert scores[2].failure == "the reward server returned null"
 
 
 def test_a_server_that_is_busy_is_asked_again(url: str) -> None:
-    assert [one.value for one in scored(url, "later", "no")] == [1.0, 0.0]
+    assert [score.value for score in scored(url, "later", "no")] == [1.0, 0.0]
     assert asked["later"] == 3
 
 
 def test_a_server_that_is_not_there_costs_every_sample() -> None:
-    found = scored("http://127.0.0.1:1/score", "yes", "no", retries=0)
-    assert [one.value for one in found] == [-1.0, -1.0]
-    assert "does not answer" in found[0].failure
+    scores = scored("http://127.0.0.1:1/score", "yes", "no", retries=0)
+    assert [score.value for score in scores] == [-1.0, -1.0]
+    assert "does not answer" in scores[0].failure
 
 
 def test_another_number_of_scores_ends_the_run(url: str) -> None:

@@ -33,14 +33,14 @@ def config(**reward: object) -> Config:
     ],
 )
 def test_a_known_source_has_its_rule(source: str, rule: str | None) -> None:
-    found = config().reward.rule_for(source)
-    assert (found.name if found else None) == rule
+    match = config().reward.rule_for(source)
+    assert (match.name if match else None) == rule
 
 
 def test_the_user_s_own_sources_come_first_and_may_be_patterns() -> None:
     reward = config(sources={"aime2025": "math", "exam_*": "multiple_choice"}).reward
-    found = [reward.rule_for(source) for source in ("aime2025", "aime2024", "exam_7", "mine")]
-    assert [rule.name if rule else None for rule in found] == ["math", "dapo", "multiple_choice", None]
+    rules = [reward.rule_for(source) for source in ("aime2025", "aime2024", "exam_7", "mine")]
+    assert [rule.name if rule else None for rule in rules] == ["math", "dapo", "multiple_choice", None]
 
 
 def test_rows_of_different_sources_are_scored_by_different_rules() -> None:

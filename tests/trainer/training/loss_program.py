@@ -58,14 +58,14 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     engine = TrainingEngine(network(), Execution(torch.device("cpu"), torch.float32), OptimizerSettings(1e-2, 0.0, 1.0))
     whole = sampled()
     rows = whole.rows(whole.shards(world_size)[rank])
-    found: dict[tuple[str, str, int], tuple[dict[str, Tensor], dict[str, float]]] = {}
+    results: dict[tuple[str, str, int], tuple[dict[str, Tensor], dict[str, float]]] = {}
     for (policy_loss, mode), size in itertools.product(CASES, MICRO_BATCHES):
         metrics = engine.accumulate_gradients(rows, worker(policy_loss, mode, world_size).loss, MicroBatchLimit(size))
         gradients = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
-        found[policy_loss, mode, size] = gradients, metrics
+        results[policy_loss, mode, size] = gradients, metrics
         engine.optimizer.zero_grad()
     if rank == 0:
-        torch.save(found, directory / f"losses_{world_size}.pt")
+        torch.save(results, directory / f"losses_{world_size}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

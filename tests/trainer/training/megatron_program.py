@@ -78,8 +78,8 @@ def found_by(engine: TrainingEngine, rows: Batch, loss_function: LossFunction) -
     engine.accumulate_gradients(rows, loss_function, PARTS)
     gradients = {
         name: part.clone()
-        for own, weight in engine.network.named_parameters()
-        for name, part in to_transformers(own, weight.grad.full_tensor(), engine.origins)
+        for parameter_name, weight in engine.network.named_parameters()
+        for name, part in to_transformers(parameter_name, weight.grad.full_tensor(), engine.origins)
     }
     engine.optimizer.zero_grad()
     return {"outputs": outputs, "gradients": gradients, "step": engine.update(rows, loss_function, PARTS)}
@@ -115,10 +115,10 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
     for family, split in CASES[world_size]:
         for backend in ("fsdp", "megatron") if world_size == 1 else ("megatron",):
             engine = actor(family, backend, split)
-            before, found = weights(engine), found_by(engine, rows, loss)
+            before, actor_results = weights(engine), found_by(engine, rows, loss)
             values = found_by(critic(family, backend, split), rows, squares)
             result[family, split, backend] = {
-                "actor": found,
+                "actor": actor_results,
                 "critic": values,
                 "before": before,
                 "after": weights(engine),

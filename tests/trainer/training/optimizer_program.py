@@ -69,8 +69,8 @@ def plain_weights(engine: TrainingEngine, config: OptimizerConfig, rows: Batch) 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: SCHEDULE.factor(update, UPDATES))
 
     def follow(*_: object) -> None:
-        for own, sharded in zip(whole.parameters(), engine.network.parameters(), strict=True):
-            own.grad = sharded.grad.full_tensor()
+        for parameter, sharded in zip(whole.parameters(), engine.network.parameters(), strict=True):
+            parameter.grad = sharded.grad.full_tensor()
         optimizer.step()
         scheduler.step()
 
@@ -81,21 +81,21 @@ def plain_weights(engine: TrainingEngine, config: OptimizerConfig, rows: Batch) 
 
 def findings(config: OptimizerConfig, rows: Batch, directory: Path) -> dict[str, Any]:
     uninterrupted = new_engine(config)
-    found: dict[str, Any] = {"plain": plain_weights(uninterrupted, config, rows), "trained": weights(uninterrupted)}
+    results: dict[str, Any] = {"plain": plain_weights(uninterrupted, config, rows), "trained": weights(uninterrupted)}
     repeated = new_engine(config)
-    found["rates"], found["metrics"] = train(repeated, rows, UPDATES)
+    results["rates"], results["metrics"] = train(repeated, rows, UPDATES)
     first, second = new_engine(config), new_engine(config)
     train(first, rows, 2)
     state = ShardedState(first)
     state.start_save(directory)
     state.finish_save(60)
     ShardedState(second).load(directory)
-    found["resumed rates"], found["resumed metrics"] = train(second, rows, UPDATES - 2)
-    found["resumed"] = weights(second)
+    results["resumed rates"], results["resumed metrics"] = train(second, rows, UPDATES - 2)
+    results["resumed"] = weights(second)
     offloaded = new_engine(config, param_offload=True, optimizer_offload=True)
     train(offloaded, rows, UPDATES)
-    found["idle bytes"], found["offloaded"] = idle_bytes(offloaded), weights(offloaded)
-    return found
+    results["idle bytes"], results["offloaded"] = idle_bytes(offloaded), weights(offloaded)
+    return results
 
 
 def refusal(directory: Path, config: OptimizerConfig) -> str:
@@ -110,14 +110,14 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     share = ROWS // world_size
     rows = batch().rows(torch.arange(rank * share, (rank + 1) * share))
-    found: dict[str, Any] = {name: findings(config, rows, directory / name) for name, config in CASES.items()}
-    found["of adamw"] = refusal(directory / "adamw", CASES["sgd without momentum"])
+    results: dict[str, Any] = {name: findings(config, rows, directory / name) for name, config in CASES.items()}
+    results["of adamw"] = refusal(directory / "adamw", CASES["sgd without momentum"])
     half = new_engine(CASES["adamw"], torch.bfloat16, gradient_dtype="bfloat16")
-    _, found["bfloat16"] = train(half, rows, UPDATES)
+    _, results["bfloat16"] = train(half, rows, UPDATES)
     kept = [state for states in half.optimizer.state.values() for name, state in states.items() if name != "step"]
-    found["bfloat16 types"] = {tensor.dtype for tensor in (*half.network.parameters(), *kept)}
+    results["bfloat16 types"] = {tensor.dtype for tensor in (*half.network.parameters(), *kept)}
     if rank == 0:
-        torch.save(found, directory / "found.pt")
+        torch.save(results, directory / "found.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

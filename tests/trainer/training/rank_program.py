@@ -103,11 +103,11 @@ def gradients(
     engine: TrainingEngine, rows: Batch, limit: MicroBatchLimit
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     metrics = engine.accumulate_gradients(rows, loss, limit)
-    found = {
+    full_gradients = {
         name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters() if weight.grad is not None
     }
     engine.optimizer.zero_grad()
-    return found, metrics
+    return full_gradients, metrics
 
 
 def weights(engine: TrainingEngine) -> dict[str, Tensor]:
@@ -185,22 +185,22 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
         return TrainingEngine(made, Execution(torch.device("cpu"), torch.float32), SETTINGS)
 
     first, second = engine(False), engine(True)
-    found = {"gradients": gradients(first, rows, limit), "log_probs": first.forward(rows, limit)}
+    results = {"gradients": gradients(first, rows, limit), "log_probs": first.forward(rows, limit)}
     first.update(rows, loss, limit)
     checkpoint = directory / f"adapters_{first.world_size}"
     state = ShardedState(first)
     state.start_save(checkpoint)
     state.finish_save(60)
     ShardedState(second).load(checkpoint)
-    found["next"] = [one.update(rows, loss, limit) for one in (first, second)]
-    found["trained"] = [weights(one) for one in (first, second)]
-    found["adapter"] = first.adapter_weights(first.network.language_model)
-    found["checkpoint names"] = sorted(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
+    results["next"] = [engine.update(rows, loss, limit) for engine in (first, second)]
+    results["trained"] = [weights(engine) for engine in (first, second)]
+    results["adapter"] = first.adapter_weights(first.network.language_model)
+    results["checkpoint names"] = sorted(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
     with adapters_off(first.network):
-        found["log_probs without"] = first.forward(rows, limit)
+        results["log_probs without"] = first.forward(rows, limit)
     with adapters_off(second.network):
-        found["log_probs at the start"] = second.forward(rows, limit)
-    return found
+        results["log_probs at the start"] = second.forward(rows, limit)
+    return results
 
 
 def refusal(engine: TrainingEngine, directory: Path) -> str:

@@ -44,9 +44,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")  # the image for CPUs switches it off
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # pytest would keep 10 MB of it
     torch._dynamo.reset()
-    found = Compilations()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=aot_autograd(fw_compiler=found)))
-    return found
+    counter = Compilations()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=aot_autograd(fw_compiler=counter)))
+    return counter
 
 
 def rows(prompts: list[list[int]], lengths: list[int]) -> Batch:
@@ -54,8 +54,8 @@ def rows(prompts: list[list[int]], lengths: list[int]) -> Batch:
 
 
 def loss(output: Any, batch: Batch, _count: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    found = (output[0] if isinstance(output, tuple) else output).sum()
-    return found, {"loss": found}
+    total = (output[0] if isinstance(output, tuple) else output).sum()
+    return total, {"loss": total}
 
 
 @pytest.mark.parametrize(

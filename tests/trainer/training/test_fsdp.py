@@ -137,8 +137,8 @@ def test_replicated_and_split_weights_train_like_one_network(
     run = runs[world_size]
     metrics, weights = run[f"{sharding}, trained"]
     expected_metrics, expected = run["resharded, trained"]
-    for found, wanted in zip(metrics, expected_metrics, strict=True):
-        assert found == pytest.approx(wanted, abs=1e-5)
+    for metric, wanted in zip(metrics, expected_metrics, strict=True):
+        assert metric == pytest.approx(wanted, abs=1e-5)
     for name, weight in expected.items():
         assert_close(weights[name], weight, atol=1e-3, rtol=0)  # see the test of checkpoints below
     assert_close(run[f"{sharding}, log_probs"], run["resharded, log_probs"], atol=1e-3, rtol=0)
@@ -173,34 +173,36 @@ def test_float16_unscales_gradients_and_lowers_the_scale_after_an_overflow(
 def test_adapters_add_their_product_and_only_they_are_trained(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], plain_adapted: dict[str, Any], world_size: int
 ) -> None:
-    found, rows = runs[world_size]["lora"], slice(rank_program.ROWS // world_size)
-    gradients, metrics = found["gradients"]
+    adapted, rows = runs[world_size]["lora"], slice(rank_program.ROWS // world_size)
+    gradients, metrics = adapted["gradients"]
     assert gradients.keys() == plain_adapted["gradients"].keys()
     for name, gradient in gradients.items():
         assert_close(gradient, plain_adapted["gradients"][name], atol=1e-6, rtol=0, msg=lambda t, n=name: f"{n}: {t}")
     assert metrics["loss"] == pytest.approx(plain_adapted["loss"], abs=1e-6)
-    assert_close(found["log_probs"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
+    assert_close(adapted["log_probs"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
     # After two steps the network without adapters is still the starting network.
-    assert_close(found["log_probs without"], plain["log_probs"][rows], atol=1e-5, rtol=0)
+    assert_close(adapted["log_probs without"], plain["log_probs"][rows], atol=1e-5, rtol=0)
     # One that keeps the adapters of its start is that of the start, also after it has loaded others.
-    assert_close(found["log_probs at the start"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
+    assert_close(adapted["log_probs at the start"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_adapters_are_merged_for_export_and_continue_from_a_checkpoint(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int
 ) -> None:
-    found, frozen = runs[world_size]["lora"], plain["network"].language_model.state_dict()
-    (next_step, restored), (trained, retrained) = found["next"], found["trained"]
+    adapted, frozen = runs[world_size]["lora"], plain["network"].language_model.state_dict()
+    (next_step, restored), (trained, retrained) = adapted["next"], adapted["trained"]
     assert next_step == restored
     assert trained.keys() == frozen.keys()
-    adapter = {name.removeprefix("base_model.model.").removesuffix(".weight"): part for name, part in found["adapter"]}
+    adapter = {
+        name.removeprefix("base_model.model.").removesuffix(".weight"): part for name, part in adapted["adapter"]
+    }
     for name, weight in frozen.items():
         assert torch.equal(trained[name], retrained[name])
         layer = name.removesuffix(".weight")
         product = adapter[f"{layer}.lora_B"] @ adapter[f"{layer}.lora_A"] if f"{layer}.lora_A" in adapter else 0.0
         assert_close(trained[name], weight + 6 / 2 * product, atol=1e-6, rtol=0)
-    saved = {name for name in found["checkpoint names"] if name.startswith("network.")}
+    saved = {name for name in adapted["checkpoint names"] if name.startswith("network.")}
     assert saved == {f"network.language_model.{name}" for name in adapter}
 
 

@@ -27,7 +27,7 @@ CASES = [(ranks, *case) for ranks, cases in megatron_program.CASES.items() for c
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """Results of one, two and four ranks."""
     directory = tmp_path_factory.mktemp("megatron")
     path = os.pathsep.join([str(PROGRAM.parents[3]), os.environ.get("PYTHONPATH", "")])
@@ -37,61 +37,63 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     return {ranks: torch.load(directory / f"world_{ranks}.pt", weights_only=False) for ranks in megatron_program.CASES}
 
 
-def assert_all_close(found: dict[str, Tensor], wanted: dict[str, Tensor], atol: float) -> None:
-    assert found.keys() == wanted.keys()
+def assert_all_close(tensors: dict[str, Tensor], wanted: dict[str, Tensor], atol: float) -> None:
+    assert tensors.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        assert_close(found[name], tensor, atol=atol, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+        assert_close(tensors[name], tensor, atol=atol, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize(("ranks", "family", "split"), CASES)
 def test_log_probs_values_and_gradients_match_transformers_layers(
-    found: dict[int, Any], ranks: int, family: str, split: int, role: str
+    results: dict[int, Any], ranks: int, family: str, split: int, role: str
 ) -> None:
-    own, plain = found[ranks][family, split, "megatron"][role], found[1][family, 1, "fsdp"][role]
-    assert_close(own["outputs"], plain["outputs"][: megatron_program.ROWS // ranks], atol=1e-5, rtol=0)
-    assert_all_close(own["gradients"], plain["gradients"], atol=1e-6)
-    assert own["step"] == pytest.approx(plain["step"], abs=1e-5)  # includes the gradient norm over all ranks
+    split_results, plain = results[ranks][family, split, "megatron"][role], results[1][family, 1, "fsdp"][role]
+    assert_close(split_results["outputs"], plain["outputs"][: megatron_program.ROWS // ranks], atol=1e-5, rtol=0)
+    assert_all_close(split_results["gradients"], plain["gradients"], atol=1e-6)
+    assert split_results["step"] == pytest.approx(plain["step"], abs=1e-5)  # includes the gradient norm over all ranks
 
 
 @pytest.mark.parametrize(("ranks", "family", "split"), CASES)
 def test_weights_keep_transformers_names_and_get_the_same_updates(
-    found: dict[int, Any], ranks: int, family: str, split: int
+    results: dict[int, Any], ranks: int, family: str, split: int
 ) -> None:
-    own, plain = found[ranks][family, split, "megatron"], found[1][family, 1, "fsdp"]
-    assert_all_close(own["before"], plain["before"], atol=0)
+    split_results, plain = results[ranks][family, split, "megatron"], results[1][family, 1, "fsdp"]
+    assert_all_close(split_results["before"], plain["before"], atol=0)
     # Adam divides by the root of tiny squares, which magnifies rounding; the bound is a fraction of the learning rate.
-    assert_all_close(own["after"], plain["after"], atol=1e-3)
-    assert all(not torch.equal(own["after"][name], weight) for name, weight in own["before"].items())
+    assert_all_close(split_results["after"], plain["after"], atol=1e-3)
+    assert all(
+        not torch.equal(split_results["after"][name], weight) for name, weight in split_results["before"].items()
+    )
 
 
-def test_checkpointed_activations_and_a_frozen_reference_change_no_result(found: dict[int, Any]) -> None:
-    plain = found[1][HEADS, 1, "megatron"]["actor"]
-    assert_all_close(found[1]["checkpointed"]["gradients"], plain["gradients"], atol=1e-7)
-    assert torch.equal(found[1]["frozen"], plain["outputs"])
+def test_checkpointed_activations_and_a_frozen_reference_change_no_result(results: dict[int, Any]) -> None:
+    plain = results[1][HEADS, 1, "megatron"]["actor"]
+    assert_all_close(results[1]["checkpointed"]["gradients"], plain["gradients"], atol=1e-7)
+    assert torch.equal(results[1]["frozen"], plain["outputs"])
 
 
-def test_a_checkpoint_continues_exactly_on_any_number_of_ranks(found: dict[int, Any]) -> None:
-    steps, weights = found[1]["next"]
-    assert found[1]["repeated"][0] == steps
-    assert_all_close(found[1]["repeated"][1], weights, atol=0)
+def test_a_checkpoint_continues_exactly_on_any_number_of_ranks(results: dict[int, Any]) -> None:
+    steps, weights = results[1]["next"]
+    assert results[1]["repeated"][0] == steps
+    assert_all_close(results[1]["repeated"][1], weights, atol=0)
     for (others, other_weights), (steps, weights) in (
-        (found[2]["next"], found[1]["next"]),
-        (found[4]["next of split"], found[2]["next of split"]),
+        (results[2]["next"], results[1]["next"]),
+        (results[4]["next of split"], results[2]["next of split"]),
     ):
         for other, step in zip(others, steps, strict=True):
             assert other == pytest.approx(step, abs=1e-5)
         assert_all_close(other_weights, weights, atol=1e-3)
 
 
-def test_a_checkpoint_of_another_backend_or_split_is_refused(found: dict[int, Any]) -> None:
-    assert "it was saved with another training backend" in found[1]["fsdp refuses"]
-    assert "it was saved with another training backend" in found[1]["megatron refuses"]
-    assert "it was saved with sharding.tensor_parallel=1: set that again" in found[2]["split refuses"]
+def test_a_checkpoint_of_another_backend_or_split_is_refused(results: dict[int, Any]) -> None:
+    assert "it was saved with another training backend" in results[1]["fsdp refuses"]
+    assert "it was saved with another training backend" in results[1]["megatron refuses"]
+    assert "it was saved with sharding.tensor_parallel=1: set that again" in results[2]["split refuses"]
 
 
-def test_a_layer_with_weights_unknown_to_megatron_is_refused(found: dict[int, Any]) -> None:
-    assert "differ from Megatron's in self_attention.linear_proj.bias" in found[1]["more biases"]
+def test_a_layer_with_weights_unknown_to_megatron_is_refused(results: dict[int, Any]) -> None:
+    assert "differ from Megatron's in self_attention.linear_proj.bias" in results[1]["more biases"]
 
 
 def test_projections_are_joined_by_group_and_mlp_weights_by_rank() -> None:

@@ -70,7 +70,9 @@ def test_a_planted_nan_is_found_in_its_row_and_token_and_kept(files: FaultFiles)
 
 def test_a_weight_that_is_not_finite_is_named(files: FaultFiles) -> None:
     broken = engine(files)
-    name, weight = next((name, one) for name, one in broken.network.named_parameters() if "layers.1.mlp.up" in name)
+    name, weight = next(
+        (name, parameter) for name, parameter in broken.network.named_parameters() if "layers.1.mlp.up" in name
+    )
     with torch.no_grad():
         weight.to_local()[0, 0] = float("inf")
     with pytest.raises(WorkerError, match=rf"1 weights are not finite, the first is {name}; output of row 0 "):

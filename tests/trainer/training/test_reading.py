@@ -47,15 +47,15 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_read_to_the_bit(checkpoint: Path) -> None:
-    found, expected = state(2), state(1)
-    load_safely(found, checkpoint)
+    loaded, expected = state(2), state(1)
+    load_safely(loaded, checkpoint)
     for name in ("weight", "bias"):
-        assert torch.equal(found["network"][name], expected["network"][name])
+        assert torch.equal(loaded["network"][name], expected["network"][name])
         assert torch.equal(
-            found["optimizer"]["state"][name]["exp_avg"], expected["optimizer"]["state"][name]["exp_avg"]
+            loaded["optimizer"]["state"][name]["exp_avg"], expected["optimizer"]["state"][name]["exp_avg"]
         )
-    assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
-    assert int(found["updates"]) == 1
+    assert loaded["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+    assert int(loaded["updates"]) == 1
     assert "network.weight" in read_metadata(checkpoint).state_dict_metadata
 
 

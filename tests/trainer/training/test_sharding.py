@@ -35,7 +35,7 @@ def run_ranks(world_size: int, directory: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     directory = tmp_path_factory.mktemp("losses")
     return {world_size: run_ranks(world_size, directory) for world_size in RANKS}
 
@@ -43,22 +43,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 @pytest.mark.parametrize("world_size", RANKS)
 @pytest.mark.parametrize(("policy_loss", "mode"), loss_program.CASES)
 def test_the_gradient_does_not_depend_on_ranks_or_micro_batches(
-    found: dict[int, Any], policy_loss: str, mode: str, world_size: int
+    results: dict[int, Any], policy_loss: str, mode: str, world_size: int
 ) -> None:
-    gradients, metrics = found[1][policy_loss, mode, loss_program.ROWS]
+    gradients, metrics = results[1][policy_loss, mode, loss_program.ROWS]
     # A sum over tokens is larger than a mean by the number of tokens, and so is its rounding error.
     scale = max(1.0, max(float(gradient.abs().max()) for gradient in gradients.values()))
     for size in loss_program.MICRO_BATCHES:
-        other, other_metrics = found[world_size][policy_loss, mode, size]
+        other, other_metrics = results[world_size][policy_loss, mode, size]
         for name, gradient in gradients.items():
             assert_close(other[name] / scale, gradient / scale, atol=1e-6, rtol=0, msg=lambda t, n=name: f"{n}: {t}")
         assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
-def test_losses_and_aggregations_differ_from_each_other(found: dict[int, Any]) -> None:
+def test_losses_and_aggregations_differ_from_each_other(results: dict[int, Any]) -> None:
     """Guards the test above, which would pass if all gradients were zero."""
     norms = {
-        case: sum(float(gradient.square().sum()) for gradient in found[1][*case, loss_program.ROWS][0].values())
+        case: sum(float(gradient.square().sum()) for gradient in results[1][*case, loss_program.ROWS][0].values())
         for case in loss_program.CASES
     }
     assert min(norms.values()) > 0

@@ -1,4 +1,4 @@
-"""What the losses share that bound a divergence instead of a ratio."""
+"""Trust regions that bound a divergence instead of a ratio (`dppo_kl`, `dppo_tv`)."""
 
 from __future__ import annotations
 

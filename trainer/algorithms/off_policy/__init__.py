@@ -1,1 +1,1 @@
-"""The gap between the policy that sampled and the policy that learns: ratios, weights, rejection."""
+"""Off-policy correction: ratios, importance weights, rejection."""

@@ -1,4 +1,4 @@
-"""How a run treats the gap between the policy that sampled and the policy that learns: weights, and rejection."""
+"""Off-policy correction of a run: importance weights and rejection."""
 
 from __future__ import annotations
 

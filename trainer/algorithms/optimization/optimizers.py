@@ -1,4 +1,4 @@
-"""The optimizers of torch that work on sharded weights: each updates every number of a weight by itself.
+"""The elementwise optimizers of torch, which work on sharded weights.
 
 Adafactor and Muon look at whole matrices, of which a rank holds only a part.
 """
@@ -11,7 +11,7 @@ from trainer.rows import Parameter, Row
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Row):
-    """A class of `torch.optim`, and its arguments by our names.
+    """A class of `torch.optim` and its arguments, by the names of the settings.
 
     `fused` says that torch has one kernel for all weights on GPUs. `states(**parameters)` is the number of float32
     values that it keeps for each trained number.

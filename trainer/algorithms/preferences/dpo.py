@@ -42,7 +42,7 @@ def preference_advantages(pairs: Pairs, mask: Tensor, loss: Callable[[Pairs], Te
     """
     ratios = torch.stack([pairs.chosen, pairs.rejected], dim=1).flatten()
     lengths = torch.stack([pairs.chosen_lengths, pairs.rejected_lengths], dim=1).flatten()
-    return response_advantages(ratios, mask, lambda own: loss(_pairs(own, lengths)))
+    return response_advantages(ratios, mask, lambda of_responses: loss(_pairs(of_responses, lengths)))
 
 
 def response_advantages(ratios: Tensor, mask: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

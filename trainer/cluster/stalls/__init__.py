@@ -1,1 +1,1 @@
-"""Stalls and slow workers: noticed, explained, shown."""
+"""Detects and explains hangs and stragglers."""

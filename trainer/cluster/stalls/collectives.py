@@ -92,10 +92,10 @@ def _latest_names() -> dict[str, str]:
     """The latest collective of each process group in the flight recorders, of NCCL and of the other backends."""
     from torch._C import _distributed_c10d as recorders
 
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for recorder in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         if (dump := getattr(recorders, recorder, None)) is None:
             continue
         entries = json.loads(dump()).get("entries", [])
-        found |= {entry["process_group"][0]: entry["profiling_name"] for entry in entries if not entry["is_p2p"]}
-    return found
+        names |= {entry["process_group"][0]: entry["profiling_name"] for entry in entries if not entry["is_p2p"]}
+    return names

@@ -1,4 +1,4 @@
-"""Why calls to workers do not end: which rank stands where, and which ranks wait for it."""
+"""Explains hung calls: what each rank is doing and who waits for it."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _NEEDED = "others wait for it"
 
 @dataclass(frozen=True)
 class Asked:
-    """A worker that was asked to do something: its name, its node's id and address, the method, and its probe."""
+    """A call to a worker: its name, its node's id and address, the method, and its probe."""
 
     worker: str
     node_id: str
@@ -36,14 +36,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`culprits` are the workers that others wait for; `lines` say it all, the culprits first."""
+    """`culprits` are the workers that others wait for; `lines` explain the hang, the culprits first."""
 
     culprits: tuple[Asked, ...]
     lines: tuple[str, ...]
 
 
 def explain(
-    found: Mapping[Asked, Standing], ended: Sequence[Asked] = (), hosts: Mapping[str, HostState | None] | None = None
+    standings: Mapping[Asked, Standing],
+    ended: Sequence[Asked] = (),
+    hosts: Mapping[str, HostState | None] | None = None,
 ) -> Explanation:
     """A line per worker that does not wait in a collective or is behind in one, then a line per collective with the
     workers in it. `ended` are the workers whose calls have ended while these still run, `hosts` their nodes by address.
@@ -51,26 +53,31 @@ def explain(
     If all wait, a node that others cannot reach comes first, then workers that are behind or have left, then the only
     node with a problem.
     """
-    waiting = [one for one in found if _collective(found[one]) is not None]
-    others = [one for one in found if one not in waiting]
+    waiting = [call for call in standings if _collective(standings[call]) is not None]
+    others = [call for call in standings if call not in waiting]
     states = {address: host for address, host in (hosts or {}).items() if host}
     cut = {} if others else cut_off({address: host.connections for address, host in states.items()})
-    reasons = {one: cut[one.address] for one in waiting if one.address in cut}
+    reasons = {call: cut[call.address] for call in waiting if call.address in cut}
     if not cut:
-        reasons = _behind({one: found[one] for one in waiting})
-    left = [one for one in ended if one.address in cut]
+        reasons = _behind({call: standings[call] for call in waiting})
+    left = [call for call in ended if call.address in cut]
     if waiting and not others and not reasons and not left:
-        left = _absent({one: found[one] for one in waiting}, ended)
+        left = _absent({call: standings[call] for call in waiting}, ended)
     if waiting and not others and not reasons and not left:
         reasons = _beside_a_problem(waiting, states)
     culprits = others or [*reasons, *left]
-    lines = [f"{one.worker} {place(found[one])}" for one in others]
-    lines += [f"{names} {own}" for names, own in _together(reasons, lambda one: f"{place(found[one])}; {reasons[one]}")]
+    lines = [f"{call.worker} {place(standings[call])}" for call in others]
     lines += [
-        f"{names} {own}"
-        for names, own in _together(left, lambda one: "has ended its call, but " + cut.get(one.address, _NEEDED))
+        f"{names} {reason}"
+        for names, reason in _together(reasons, lambda call: f"{place(standings[call])}; {reasons[call]}")
     ]
-    for names, where in _together([one for one in waiting if one not in reasons], lambda one: place(found[one])):
+    lines += [
+        f"{names} {reason}"
+        for names, reason in _together(left, lambda call: "has ended its call, but " + cut.get(call.address, _NEEDED))
+    ]
+    for names, where in _together(
+        [call for call in waiting if call not in reasons], lambda call: place(standings[call])
+    ):
         lines.append(f"{names} {where}" + (f", for {culprits[0].worker}" if len(culprits) == 1 else ""))
     if not culprits and waiting:
         lines.append("all ranks wait in the same collective: look at the network between them")
@@ -78,25 +85,25 @@ def explain(
 
 
 def _together(workers: Iterable[Asked], sentence: Callable[[Asked], str]) -> Iterator[tuple[str, str]]:
-    """The workers of which the same can be said, and the sentence without its subject."""
+    """Workers grouped by the predicate that `sentence` gives for them."""
     of_sentence: dict[str, list[str]] = {}
-    for one in workers:
-        of_sentence.setdefault(sentence(one), []).append(one.worker)
+    for call in workers:
+        of_sentence.setdefault(sentence(call), []).append(call.worker)
     for said, names in of_sentence.items():
         yield (names[0] if len(names) == 1 else f"{names[0]}, and {len(names) - 1} more:"), said
 
 
 def _beside_a_problem(waiting: Sequence[Asked], states: Mapping[str, HostState]) -> dict[Asked, str]:
     """The workers on the only node with a problem."""
-    found = [(address, host.problems[0]) for address, host in states.items() if host.problems]
-    if len(found) != 1 or len(states) == 1:
+    troubled = [(address, host.problems[0]) for address, host in states.items() if host.problems]
+    if len(troubled) != 1 or len(states) == 1:
         return {}
-    ((address, problem),) = found
-    return {one: f"its node is the only one with a problem: {problem}" for one in waiting if one.address == address}
+    ((address, problem),) = troubled
+    return {call: f"its node is the only one with a problem: {problem}" for call in waiting if call.address == address}
 
 
 def place(standing: Standing) -> str:
-    """Where a worker stands, as the rest of a sentence."""
+    """What a worker is doing, as the predicate of a sentence."""
     if standing.problem:
         return standing.problem
     frames = own_frames(standing)
@@ -114,7 +121,7 @@ def position(frames: Sequence[Frame], busy: bool = False, collective: Frame | No
     rest of a sentence."""
     verb = "waits in" if collective is not None or not busy else "computes in"
     inner = collective or frames[0]
-    caller = next((one for one in frames if _is_own(one) and one != inner), None)
+    caller = next((frame for frame in frames if _is_own(frame) and frame != inner), None)
     return f"{verb} {inner}" + (f", called by {caller}" if caller else "")
 
 
@@ -135,27 +142,27 @@ def own_frames(standing: Standing) -> tuple[Frame, ...]:
 def _behind(waiting: Mapping[Asked, Standing]) -> dict[Asked, str]:
     """The workers that have begun fewer collectives of a process group than its other ranks."""
     groups: dict[tuple[str, str, int], dict[Asked, int]] = {}
-    for one, standing in waiting.items():
+    for call, standing in waiting.items():
         for group in standing.groups:
-            role = one.worker.partition(" rank ")[0]
-            groups.setdefault((role, group.name, group.size), {})[one] = group.begun
-    found: dict[Asked, str] = {}
+            role = call.worker.partition(" rank ")[0]
+            groups.setdefault((role, group.name, group.size), {})[call] = group.begun
+    reasons: dict[Asked, str] = {}
     for begun in groups.values():
         most = max(begun.values())
-        for one, count in begun.items():
+        for call, count in begun.items():
             if count < most:
-                found[one] = f"this is its collective {count} in the process group, the others are in {most}"
-    return found
+                reasons[call] = f"this is its collective {count} in the process group, the others are in {most}"
+    return reasons
 
 
 def _absent(waiting: Mapping[Asked, Standing], ended: Sequence[Asked]) -> list[Asked]:
     """The workers whose calls have ended, of the largest process group in which these wait."""
-    one, standing = next(iter(waiting.items()))
+    caller, standing = next(iter(waiting.items()))
     group = max(standing.groups, key=lambda group: group.size, default=None)
     if group is None:
         return []
-    here = {own.rank for other in waiting.values() for own in other.groups if own.name == group.name}
-    role = one.worker.partition(" rank ")[0]
+    here = {joined.rank for other in waiting.values() for joined in other.groups if joined.name == group.name}
+    role = caller.worker.partition(" rank ")[0]
     names = [f"{role} rank {rank} " for rank in range(group.size) if rank not in here]
     return [other for other in ended if other.worker.startswith(tuple(names))]
 

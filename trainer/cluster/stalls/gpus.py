@@ -1,4 +1,4 @@
-"""What the driver knows of this node's GPUs that can explain a stall: errors, lowered clocks, links that are down."""
+"""Driver reports on this node's GPUs that can explain a hang: errors, lowered clocks, links that are down."""
 
 import os
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ def gpu_problems() -> list[str]:
         import pynvml
     except ImportError:
         return []
-    found = list(_of_driver(pynvml))
-    return [*found, *xids(_kernel_log())] if Path("/proc/driver/nvidia").exists() else found
+    problems = list(_of_driver(pynvml))
+    return [*problems, *xids(_kernel_log())] if Path("/proc/driver/nvidia").exists() else problems
 
 
 def xids(log: bytes) -> list[str]:
@@ -62,12 +62,12 @@ def _problems(nvml: Any, gpu: Any) -> Iterator[str]:
 
 def _kernel_log() -> bytes:
     """The kernel's log, if this process may read it."""
-    found = []
+    records = []
     with suppress(OSError):
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         try:
             while line := os.read(log, 8192):
-                found.append(line)
+                records.append(line)
         finally:
             os.close(log)
-    return b"".join(found)
+    return b"".join(records)

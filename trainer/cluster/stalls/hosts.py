@@ -1,4 +1,4 @@
-"""The state of a node while workers stall: load, memory, disk, network, limits of the container, GPUs."""
+"""The state of a node during a hang: load, memory, disk, network, container limits, GPUs."""
 
 import os
 import time
@@ -90,21 +90,21 @@ def _stores(run_dir: Path | None) -> Iterator[tuple[str, int, int]]:
         if path is None:
             continue
         with suppress(OSError):
-            found = os.statvfs(path)
-            yield name, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+            status = os.statvfs(path)
+            yield name, status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     memory = psutil.virtual_memory()
     yield "memory", memory.total, memory.available
 
 
 def _interfaces() -> dict[str, dict[str, int]]:
-    found = {}
+    counters = {}
     for interface in sorted(Path("/sys/class/net").glob("*")):
         with suppress(OSError):
             names = ("rx_bytes", "tx_bytes", *_ERRORS)
             counted = {name: int((interface / "statistics" / name).read_text()) for name in names}
             if not interface.name.startswith(_VIRTUAL):
-                found[interface.name] = counted
-    return found
+                counters[interface.name] = counted
+    return counters
 
 
 def _resent() -> int:

@@ -1,5 +1,4 @@
-"""Which nodes cannot be reached, and by which: from connections whose data is not acknowledged or whose address is
-gone."""
+"""Finds unreachable nodes from TCP connections whose data is not acknowledged or whose address is gone."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -19,15 +18,19 @@ class Connections:
     """The TCP connections of a node: its own addresses, those of them that no interface has any more, the peers'
     addresses, and the peers with ports that do not acknowledge data, with how often it was sent."""
 
-    own: frozenset[str] = frozenset()
+    local: frozenset[str] = frozenset()
     orphaned: frozenset[str] = frozenset()
     peers: frozenset[str] = frozenset()
     unacknowledged: tuple[tuple[str, int], ...] = ()
 
     @property
     def problems(self) -> list[str]:
-        found = [f"{address} is on no interface any more, but connections use it" for address in sorted(self.orphaned)]
-        return found + [f"{peer} does not acknowledge data, sent {count} times" for peer, count in self.unacknowledged]
+        problems = [
+            f"{address} is on no interface any more, but connections use it" for address in sorted(self.orphaned)
+        ]
+        return problems + [
+            f"{peer} does not acknowledge data, sent {count} times" for peer, count in self.unacknowledged
+        ]
 
 
 def read_connections() -> Connections:
@@ -41,7 +44,7 @@ def read_connections() -> Connections:
 
 def parse_connections(tables: str, addresses: Iterable[str]) -> Connections:
     """The connections in /proc/net/tcp and tcp6 of a node whose interfaces have these addresses."""
-    own, peers, unacknowledged = set[str](), set[str](), dict[str, int]()
+    local, peers, unacknowledged = set[str](), set[str](), dict[str, int]()
     for line in tables.splitlines():
         fields = line.split()
         if len(fields) < 7 or not fields[0].endswith(":") or fields[3] == _LISTENING:
@@ -51,12 +54,12 @@ def parse_connections(tables: str, addresses: Iterable[str]) -> Connections:
             continue
         peers.add(peer)
         if fields[3] == _ESTABLISHED:
-            own.add(here)
+            local.add(here)
         if (resent := int(fields[6], 16)) >= RESENT:
             port = f"{peer}:{_port(fields[2])}"
             unacknowledged[port] = max(unacknowledged.get(port, 0), resent + 1)
     return Connections(
-        frozenset(own), frozenset(own.difference(addresses)), frozenset(peers), tuple(unacknowledged.items())
+        frozenset(local), frozenset(local.difference(addresses)), frozenset(peers), tuple(unacknowledged.items())
     )
 
 
@@ -65,11 +68,11 @@ def cut_off(nodes: Mapping[str, Connections]) -> dict[str, str]:
 
     A node that is one end of every silent connection is named alone; if two are, one without its interface is.
     """
-    owners = {address: node for node, found in nodes.items() for address in found.own}
+    owners = {address: node for node, connections in nodes.items() for address in connections.local}
     silent: dict[tuple[str, str], str] = {}  # from, to: at which address
-    for node, found in nodes.items():
-        unanswered = {peer.rpartition(":")[0] for peer, _ in found.unacknowledged}
-        for peer in found.peers:
+    for node, connections in nodes.items():
+        unanswered = {peer.rpartition(":")[0] for peer, _ in connections.unacknowledged}
+        for peer in connections.peers:
             other = owners.get(peer, node)
             if other != node and (peer in unanswered or peer in nodes[other].orphaned):
                 silent[node, other] = peer
@@ -80,12 +83,12 @@ def cut_off(nodes: Mapping[str, Connections]) -> dict[str, str]:
     return {node: _said(node, silent, nodes[node]) for node in nodes if node in suspects}
 
 
-def _said(node: str, silent: Mapping[tuple[str, str], str], found: Connections) -> str:
+def _said(node: str, silent: Mapping[tuple[str, str], str], connections: Connections) -> str:
     to_it = {here: address for (here, other), address in silent.items() if other == node}
     from_it = {other: address for (here, other), address in silent.items() if here == node}
     if not to_it:
         return f"its node cannot reach {_several(from_it)} at {_several(from_it.values())}"
-    gone = "" if found.orphaned.isdisjoint(to_it.values()) else ", which is on no interface of it any more"
+    gone = "" if connections.orphaned.isdisjoint(to_it.values()) else ", which is on no interface of it any more"
     return f"{_several(to_it)} cannot reach its node at {_several(to_it.values())}{gone}"
 
 

@@ -1,4 +1,4 @@
-"""`stall.html`: everything known about the latest stall of a run."""
+"""`stall.html`: a page about the latest hang of a run."""
 
 import logging
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 PAGE = "stall.html"
 
 
-def write_stall(run_dir: Path, method: str, seconds: float, found: Explanation, reading: Reading) -> Path | None:
+def write_stall(run_dir: Path, method: str, seconds: float, explanation: Explanation, reading: Reading) -> Path | None:
     """Writes the page into the run's directory; its path, or None if it cannot be written, as on a full disk."""
     from trainer.records.pages.page import write_page  # workers import this module and write no page
 
@@ -26,10 +26,14 @@ def write_stall(run_dir: Path, method: str, seconds: float, found: Explanation, 
             seconds=seconds,
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             run=run_dir.name,
-            explanation=found,
+            explanation=explanation,
             workers=[
-                (one, standing, position(standing.threads[0], standing.busy) if one.probe is None else place(standing))
-                for one, standing in reading.standings.items()
+                (
+                    call,
+                    standing,
+                    position(standing.threads[0], standing.busy) if call.probe is None else place(standing),
+                )
+                for call, standing in reading.standings.items()
             ],
             hosts=reading.hosts,
         )

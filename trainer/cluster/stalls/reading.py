@@ -1,4 +1,4 @@
-"""Reads where workers stand, on all their nodes side by side, with the state of each node."""
+"""Reads the stacks of workers and the state of their nodes, on all nodes in parallel."""
 
 import socket
 import time
@@ -47,38 +47,39 @@ class Readers:
 
     def prepare(self, asked: Sequence[Asked]) -> None:
         """Starts a reader on each node of these workers that has none; returns at once."""
-        for node in {one.node_id for one in asked} - self._of_node.keys():
+        for node in {call.node_id for call in asked} - self._of_node.keys():
             self._of_node[node] = _reader(node)
 
     def read(self, asked: Sequence[Asked], run_dir: Path | None = None, ended: Sequence[Asked] = ()) -> Reading:
-        """Where workers stand, and the state of their nodes and of those whose calls have `ended`.
+        """What workers are doing, and the state of their nodes and of those whose calls have `ended`.
 
         Nodes are asked side by side; of one that does not answer, it is said whether it accepts connections.
         """
         self.prepare([*asked, *ended])
-        by_node: dict[str, list[Asked]] = {one.node_id: [] for one in [*asked, *ended]}
-        for one in asked:
-            by_node[one.node_id].append(one)
-        addresses = {one.node_id: one.address for one in [*asked, *ended]}
+        by_node: dict[str, list[Asked]] = {call.node_id: [] for call in [*asked, *ended]}
+        for call in asked:
+            by_node[call.node_id].append(call)
+        addresses = {call.node_id: call.address for call in [*asked, *ended]}
         answers = {
-            node: self._of_node[node].read.remote(run_dir, *(one.probe for one in own)) for node, own in by_node.items()
+            node: self._of_node[node].read.remote(run_dir, *(call.probe for call in calls))
+            for node, calls in by_node.items()
         }
         deadline = time.monotonic() + PATIENCE
         standings: dict[Asked, Standing] = {}
         hosts: dict[str, HostState | None] = {}
         silent = []
-        for node, own in by_node.items():
+        for node, calls in by_node.items():
             try:
                 read, host = ray.get(answers[node], timeout=max(0.0, deadline - time.monotonic()))
             except RayError as error:
                 silent.append(node)
                 if not isinstance(error, GetTimeoutError):  # it has died; else it answers once it can
                     ray.kill(self._of_node.pop(node))
-                read, host = [Standing("")] * len(own), None
-            standings |= dict(zip(own, read, strict=True))
+                read, host = [Standing("")] * len(calls), None
+            standings |= dict(zip(calls, read, strict=True))
             hosts[addresses[node]] = host
         for node, problem in _why_silent(silent).items():
-            standings |= {one: Standing(f"is on a node that does not answer: {problem}") for one in by_node[node]}
+            standings |= {call: Standing(f"is on a node that does not answer: {problem}") for call in by_node[node]}
         return Reading(standings, hosts)
 
 

@@ -1,4 +1,4 @@
-"""Names a worker that takes far longer than the others, call after call."""
+"""Detects stragglers: a worker that takes far longer than the others, call after call."""
 
 import statistics
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class SlowWorkers:
         self._in_a_row: dict[str, tuple[str, int]] = {}
 
     def compare(self, kind: str, seconds: Mapping[str, float]) -> str:
-        """What to log after a call of a kind, with the seconds of each worker; empty if nothing new was found."""
+        """The message to log after a call, given each worker's seconds; empty if there is no new straggler."""
         if len(seconds) < 2:
             return ""
         slowest = max(seconds, key=lambda worker: seconds[worker])

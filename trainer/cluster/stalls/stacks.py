@@ -1,4 +1,4 @@
-"""Where a process stands that does not answer: its Python stacks and its state.
+"""Reads the Python stacks and the state of a process that does not answer.
 
 A worker opens a file at its start, and Python's faulthandler writes all stacks there when the process gets a signal.
 That works while the process waits in a collective or holds the interpreter. Another process on the node sends the
@@ -53,7 +53,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a process stands: its threads' frames, innermost first, and a state that explains why it does not go on.
+    """The stacks of a process's threads, innermost frame first, and a state that explains why it hangs.
 
     `problem` is empty for a process that runs Python and waits or computes. `groups` are its process groups, and
     `children` the processes that it has started.
@@ -68,7 +68,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Probe:
-    """What other processes of its node can read of a worker."""
+    """Handles by which other processes of the node read a worker's stacks and collectives."""
 
     stacks: StackFile
     collectives: AnswerFile
@@ -123,8 +123,8 @@ def parse_stacks(text: str) -> tuple[tuple[Frame, ...], ...]:
     for line in text.splitlines():
         if _THREAD.match(line):
             threads.append([])
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1].append(Frame(found[1], int(found[2]), found[3]))
+        elif threads and (match := _FRAME.match(line)):
+            threads[-1].append(Frame(match[1], int(match[2]), match[3]))
     return tuple(tuple(frames) for frames in threads)
 
 

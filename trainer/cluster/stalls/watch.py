@@ -1,4 +1,4 @@
-"""Notices that a run makes no progress: a call to workers, or the controller itself, takes far longer than before."""
+"""Detects hangs: a call to workers, or the controller itself, takes far longer than before."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ SHARE_AT_FIRST = 0.5
 
 
 class Watch:
-    """Learns how long calls take, and explains those that stall."""
+    """Measures how long calls take, and explains those that hang."""
 
     def __init__(self, seconds: float = SECONDS, ends: bool = False, run_dir: Path | None = None) -> None:
         """`ends`: a stalled call ends as if its time limit were over. `run_dir` gets the page."""
@@ -42,12 +42,12 @@ class Watch:
         self._lock = threading.Lock()
 
     def seconds(self, kind: str, limit: float) -> float:
-        """After how many seconds a call of this kind, with a time limit, is taken for stalled."""
+        """Seconds after which a call of this kind counts as hung, given its timeout."""
         longest = self._longest.get(kind)
         return max(self._seconds, SHARE_AT_FIRST * limit if longest is None else TIMES * longest)
 
     def limit(self, kind: str, limit: float) -> float:
-        """After how many seconds such a call ends, answered or not."""
+        """Seconds after which such a call ends, answered or not."""
         return min(limit, self.seconds(kind, limit)) if self._ends else limit
 
     def learn(self, kind: str, seconds: float, asked: Sequence[Asked] = ()) -> None:
@@ -59,12 +59,12 @@ class Watch:
 
     def compare(self, method: str, seconds: Mapping[str, float]) -> None:
         """Logs which worker is far slower than the others; `seconds` that each took for the same call."""
-        if found := self._slow.compare(method, seconds):
-            logger.warning("slow in %s: %s", method, found)
+        if straggler := self._slow.compare(method, seconds):
+            logger.warning("slow in %s: %s", method, straggler)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While this process waits for calls, it is not the one that stalls."""
+        """Marks that this process waits for calls, so that it does not count as hung itself."""
         self._count(1)
         try:
             yield
@@ -78,20 +78,22 @@ class Watch:
     def stalled(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> None:
         """Explains, in the log and on the page, why these calls have not ended for so long; others have `ended`."""
         reading = self._readers.read(asked, self._run_dir, ended)
-        if any(one.problem or own_frames(one) for one in reading.standings.values()):  # else they have ended by now
+        if any(
+            standing.problem or own_frames(standing) for standing in reading.standings.values()
+        ):  # else they have ended by now
             self._say(asked[0].method, seconds, explain(reading.standings, ended, reading.hosts), reading)
 
     def over(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> Explanation:
         """The same for calls whose time limit is over; the caller's error says it, so that the log does not."""
         reading = self._readers.read(asked, self._run_dir, ended)
-        found = explain(reading.standings, ended, reading.hosts)
+        explanation = explain(reading.standings, ended, reading.hosts)
         if self._run_dir:
-            write_stall(self._run_dir, asked[0].method, seconds, found, reading)
-        return found
+            write_stall(self._run_dir, asked[0].method, seconds, explanation, reading)
+        return explanation
 
     @property
     def hint(self) -> str:
-        """What to do about calls that end because they stalled; empty if only their time limit ends them."""
+        """The hint for calls that end because they hang; empty if only their timeout ends them."""
         if not self._ends:
             return ""
         return "trainer.on_stall=continue waits for trainer.worker_timeout; trainer.stall_seconds notices it later"
@@ -133,17 +135,17 @@ class Watch:
             self._calls += change
             self._changed = now
 
-    def _say(self, method: str, seconds: float, found: Explanation, reading: Reading) -> None:
+    def _say(self, method: str, seconds: float, explanation: Explanation, reading: Reading) -> None:
         problems = [
             f"{address}: {problem}"
             for address, host in reading.hosts.items()
             for problem in (host.problems if host else ["does not answer"])
         ]
-        lines = [*found.lines, *problems]
+        lines = [*explanation.lines, *problems]
         logger.warning("no progress in %s for %.0f s:", method, seconds)
         for line in lines[: LINES - 1]:
             logger.warning("  %s", line)
-        page = write_stall(self._run_dir, method, seconds, found, reading) if self._run_dir else None
+        page = write_stall(self._run_dir, method, seconds, explanation, reading) if self._run_dir else None
         if page is not None:
             more = f"{len(lines) - LINES + 1} more lines, stacks" if len(lines) >= LINES else "stacks"
             logger.warning("  %s and the state of every node: %s", more, page)
@@ -153,5 +155,5 @@ def _standing_of(thread: int, native: int) -> Standing:
     """Where a thread of this process stands, by Python's and the kernel's number."""
     busy = is_busy(Path(f"/proc/self/task/{native}"))
     frame = sys._current_frames().get(thread)
-    found = traceback.extract_stack(frame)[::-1] if frame else []
-    return Standing("", (tuple(Frame(one.filename, one.lineno or 0, one.name) for one in found),), busy)
+    stack = traceback.extract_stack(frame)[::-1] if frame else []
+    return Standing("", (tuple(Frame(entry.filename, entry.lineno or 0, entry.name) for entry in stack),), busy)

@@ -150,7 +150,7 @@ def no_effect(reason: str) -> Rule:
 
 
 def own_code(key: str, value: Value, _given: Given) -> Translation:
-    """`trust_remote_code`: a model whose code Transformers lacks is refused when it is loaded."""
+    """`trust_remote_code`: accepted, because a model that brings its own code is refused when it is loaded."""
     if word(value) in ("false", "null"):
         return Translation({})
     return no_effect("models and tokenizers run Transformers' own code; those that bring their own are refused")(

@@ -95,12 +95,14 @@ def template_arguments(_key: str, _value: Value, given: Given) -> Translation:
     """The arguments of the chat template, with verl's default for rows that say nothing of thinking."""
     section = "data.apply_chat_template_kwargs"
     whole = given.get(section)
-    found = dict(whole) if isinstance(whole, dict) else {}
-    found |= {name.removeprefix(f"{section}."): one for name, one in given.items() if name.startswith(f"{section}.")}
+    arguments = dict(whole) if isinstance(whole, dict) else {}
+    arguments |= {
+        name.removeprefix(f"{section}."): argument for name, argument in given.items() if name.startswith(f"{section}.")
+    }
     thinking = typed(given.get("data.enable_thinking_default"))
     if word(thinking) not in ("null", "none"):
-        found["enable_thinking"] = bool(thinking)
-    return Translation({"data.chat_template_kwargs": found})
+        arguments["enable_thinking"] = bool(thinking)
+    return Translation({"data.chat_template_kwargs": arguments})
 
 
 def tokens(key: str, value: Value, given: Given) -> Translation:

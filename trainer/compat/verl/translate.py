@@ -138,16 +138,18 @@ def _rule(key: str, dialect: Dialect) -> Rule | None:
     rules, defaults = dialect.rules, dialect.defaults
     if key in rules:
         return rules[key]
-    found = next((rule for pattern, rule in rules.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
+    wildcard_rule = next(
+        (rule for pattern, rule in rules.items() if "*" in pattern and fnmatchcase(key, pattern)), None
+    )
     if key in defaults:
-        return found or default_only(dialect)
-    if found is not None:
+        return wildcard_rule or default_only(dialect)
+    if wildcard_rule is not None:
         section, _, leaf = key.rpartition(".")
         siblings = [name.rpartition(".")[2] for name in (*rules, *defaults) if name.rpartition(".")[0] == section]
         near = difflib.get_close_matches(leaf, [name for name in siblings if "*" not in name], n=1, cutoff=0.85)
         if near:
             raise ConfigError(f"{key}: there is no such setting", hint=f"did you mean {section}.{near[0]}=VALUE?")
-    return found
+    return wildcard_rule
 
 
 def default_only(dialect: Dialect) -> Rule:

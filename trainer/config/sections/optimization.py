@@ -80,7 +80,7 @@ class ScheduleConfig(Section):
 
 
 def check_read(section: Section, choice: str, rows: Mapping[str, Row]) -> None:
-    """Raises ValueError if a setting was changed that the row does not read which the setting `choice` names."""
+    """Raises ValueError if a setting was changed that has no effect with the row named by the setting `choice`."""
     name = getattr(section, choice)
     for parameter in (parameter for row in rows.values() for parameter in row.parameters):
         value, default = getattr(section, parameter), type(section).model_fields[parameter].default

@@ -100,15 +100,20 @@ class RewardConfig(Section):
     process_memory_gib: float | None = Field(
         None,
         gt=0,
-        description="memory that such a process may allocate, GiB; by default half of what this node or its job has",
+        description="GiB that such a process may allocate; unset: half of what the node or job has",
     )
     variables: list[str] = Field(
-        [], description="environment variables for such processes, like [OPENAI_API_KEY]; they get none with secrets"
+        [],
+        description="secret environment variables that such processes get, like [OPENAI_API_KEY]; they get all others "
+        "anyway",
     )
     timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
     failure_score: float = Field(0.0, description="score of a response whose reward raised or timed out")
     overlong_buffer: int = Field(
-        0, ge=0, description="tokens before data.max_response_length from which a response is penalised (DAPO); 0: none"
+        0,
+        ge=0,
+        description="length of the range before data.max_response_length in which a response is penalised (DAPO), in "
+        "tokens; 0: none",
     )
     overlong_penalty: float = Field(1.0, ge=0, description="penalty of a response of data.max_response_length tokens")
 
@@ -122,9 +127,9 @@ class RewardConfig(Section):
                 if getattr(self, parameter) is None:
                     raise ValueError(f"the reward rule {rule.name} needs reward.{parameter}")
         usable = [*named, *_KNOWN_SOURCES.values()] if self.name == "auto" else named
-        own = {parameter for rule in usable for parameter in rule.parameters}
+        accepted = {parameter for rule in usable for parameter in rule.parameters}
         for rule in RULES.values():
-            for parameter in rule.parameters.keys() - own:
+            for parameter in rule.parameters.keys() - accepted:
                 if getattr(self, parameter) != rule.parameters[parameter].default:
                     raise ValueError(f"reward.{parameter} belongs to reward.name={rule.name}, not to {self.name}")
         return self
@@ -141,11 +146,11 @@ class RewardConfig(Section):
         """The rule that scores rows of a data source; None if `reward.name=auto` knows none."""
         if self.name != "auto":
             return RULES[self.name]
-        own = {pattern: RULES[name] for pattern, name in self.sources.items()}
-        for table in (own, _KNOWN_SOURCES):
+        configured = {pattern: RULES[name] for pattern, name in self.sources.items()}
+        for table in (configured, _KNOWN_SOURCES):
             if data_source in table:
                 return table[data_source]
-            found = [rule for pattern, rule in table.items() if fnmatchcase(data_source, pattern)]
-            if found:
-                return found[0]
+            rules = [rule for pattern, rule in table.items() if fnmatchcase(data_source, pattern)]
+            if rules:
+                return rules[0]
         return None

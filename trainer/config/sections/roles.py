@@ -28,8 +28,7 @@ class LoraConfig(Section):
         0,
         ge=0,
         le=512,
-        description="rank of the adapters, at most 512 (vLLM's limit); 0: no adapters, or with "
-        "`path` the rank, alpha and layers of that one",
+        description="rank of the LoRA adapters; 0: none, or with `path` the rank, alpha and layers of that adapter",
     )
     alpha: float = Field(16.0, gt=0, description="the output of adapters is scaled by alpha / rank")
     target_modules: list[str] = Field(
@@ -39,8 +38,7 @@ class LoraConfig(Section):
     )
     exclude_modules: list[str] = Field(
         [],
-        description="names of layers that get none, whatever target_modules says, or regular expressions for whole "
-        "paths, like .*layers\\.0\\..*",
+        description="layers without an adapter: names, or regular expressions for whole paths, like .*layers\\.0\\..*",
     )
     path: AbsolutePath | None = Field(
         None, description="directory of an adapter in peft's format to start from; null: the adapters start at zero"
@@ -54,40 +52,41 @@ class TrainedModelConfig(Section):
     micro_batch_tokens: int | None = Field(
         None,
         gt=0,
-        description="tokens per forward pass and rank; overrides micro_batch_size. On GPUs chosen if neither is given, "
-        "see `trainer plan`",
+        description="tokens per forward pass and rank; overrides micro_batch_size. Chosen on GPUs if neither is given "
+        "(`trainer plan`)",
     )
     activation_checkpointing: bool = Field(
         False,
-        description="keep only the inputs of layers for the backward pass: less memory, about a third more compute. On "
-        "GPUs chosen if neither this nor micro_batch_size or micro_batch_tokens is given",
+        description="recompute layers in the backward pass from their inputs: less memory, about a third more compute."
+        " Chosen on GPUs if neither this nor micro_batch_size or micro_batch_tokens is given",
     )
     compile: bool = Field(True, description="compile the layers, on GPUs only")
     activation_memory_budget: float = Field(
         0.9,
         gt=0,
         le=1,
-        description="share of the activations that compiled layers keep. They recompute the rest, the cheapest first: "
-        "at 0.9 everything between matrix products, about a third; at lower values some matrix products as well",
+        description="share of the activations that compiled layers keep; the rest is recomputed, the cheapest first: "
+        "at 0.9 everything between matrix products, lower also some matrix products",
     )
     share_prompts: bool = Field(
         True,
-        description="compute a prompt once for all of its responses in a micro-batch, which changes the results by "
-        "rounding only; not with layers whose rows cannot be packed",
+        description="compute a prompt once for all of its responses in a micro-batch; changes results by rounding "
+        "only. Not for models whose rows cannot be packed",
     )
     backend: BackendName = Field(
         "fsdp",
         description="implementation of the layers. fsdp: Transformers; megatron: Megatron-Core, if installed; exact, "
-        "for the actor only: Transformers with the operators of vLLM's engines, so that log-probs equal theirs to the "
-        "bit and are not computed again (Qwen2 with heads of 128, H100 or H200). FSDP2 shards the weights of all",
+        "for the actor only: the operators of vLLM's engines, so log-probs equal theirs to the bit (Qwen2 "
+        "with heads of 128, H100 or H200)",
     )
     weights_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="type of trained weights, gradients and optimizer state. bfloat16 halves their memory, and loses "
+        description="type of trained weights, gradients and optimizer state; bfloat16 halves their memory and loses "
         "changes below 1/256 of a weight",
     )
     shuffle: bool = Field(
-        False, description="divide each rank's responses into mini-batches at random, anew in each of ppo_epochs"
+        False,
+        description="shuffle each rank's responses before they are divided into mini-batches, in each of ppo_epochs",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -144,9 +143,9 @@ class ActorConfig(AggregatedLossConfig):
 
     @model_validator(mode="after")
     def _parameters_belong_to_the_loss(self) -> Self:
-        own = POLICY_LOSSES[self.policy_loss].parameters
+        accepted = POLICY_LOSSES[self.policy_loss].parameters
         for row in POLICY_LOSSES.values():
-            for name in row.parameters.keys() - own.keys():
+            for name in row.parameters.keys() - accepted.keys():
                 if getattr(self, name) != row.parameters[name].default:
                     users = [other.name for other in POLICY_LOSSES.values() if name in other.parameters]
                     raise ValueError(

@@ -53,31 +53,30 @@ class RolloutConfig(Section):
     samples_per_prompt: int = Field(4, gt=0, description="responses to each prompt of a step")
     lora: Literal["merged", "adapters"] = Field(
         "merged",
-        description="how engines use the actor's LoRA adapters. merged: the actor adds them to the weights at each "
-        "hand-over and sends all weights, so generation costs no more than without adapters; rounding to model.dtype "
-        "then changes the sampled distribution slightly. adapters: engines apply them beside the frozen weights, as "
-        "the actor does, and only adapters are sent",
+        description="merged: the actor adds its LoRA adapters to the weights at each hand-over, so generation costs no"
+        " more than without; rounding to model.dtype changes the sampled distribution slightly. adapters: "
+        "engines get only the adapters and apply them beside the frozen weights",
     )
     weight_transfer: Literal["auto", "object_store", "broadcast"] = Field(
         "auto",
-        description="transport of weights to engines that do not share the actor's GPUs. broadcast: NCCL on GPUs, gloo "
-        "on CPU; auto: NCCL if every process has its own GPU, else Ray's object store",
+        description="transport of weights to engines on other GPUs than the actor's. broadcast: NCCL, gloo on CPU; "
+        "auto: NCCL if every process has its own GPU, else Ray's object store",
     )
     segment_length: int = Field(
         64,
         gt=0,
-        description="asynchronous: tokens after which an engine may take new weights and new prompts; as long as "
-        "data.max_response_length: responses finish under the weights that they began with. Environments, tools and "
-        "programs: tokens after which conversations that were answered may join",
+        description="asynchronous: tokens between two chances for new weights and prompts; from "
+        "data.max_response_length on, responses finish under the weights that they began with. "
+        "Environments, tools and programs: tokens until answered conversations continue",
     )
     environment: CustomCode = Field(
         CustomCode(), description="class that answers the policy's turns; see trainer/experience/environment.py"
     )
     agent: Literal["auto", "single_turn", "tools", "program"] = Field(
         "auto",
-        description="answers the policy's turns in rows without `agent_name`. auto: rollout.environment if given, else "
-        "nobody; single_turn: nobody; tools: the tools of data.tools_file and the users of rollout.interactions_file; "
-        "program: rollout.program",
+        description="what answers the policy's turns in rows without `agent_name`. auto: rollout.environment, if "
+        "given; single_turn: nothing; tools: data.tools_file and rollout.interactions_file; program: "
+        "rollout.program",
     )
     program: ProgramConfig = ProgramConfig()
     tools: ToolsConfig = ToolsConfig()
@@ -93,36 +92,34 @@ class RolloutConfig(Section):
     environment_calls: int = Field(
         64,
         gt=0,
-        description="environments and conversations with tools that work on an answer at once, each in a thread of the "
-        "controller; a warning says if engines stand still while others wait. Many for those that wait themselves, as "
-        "for a server",
+        description="environments and conversations with tools that compute an answer at once, each in a thread of the"
+        " controller; the log warns if engines idle because of this limit. Raise it for those that wait "
+        "for servers",
     )
     temperature: float = Field(1.0, gt=0, description="sampling temperature; all log-probs use it too")
     top_p: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="sample only the likeliest tokens that hold this share of the probability; the engines' log-probs "
-        "are those of the truncated distribution, the trainer's those of the whole one",
+        description="sample only the likeliest tokens with this share of the probability. Engines return log-probs of "
+        "the truncated distribution, the trainer computes those of the whole one",
     )
     top_k: int | None = Field(None, gt=0, description="sample only the k likeliest tokens; null: all")
     min_p: float = Field(
         0.0, ge=0, le=1, description="sample only tokens with at least this share of the likeliest one's probability"
     )
-    stop: list[str] = Field(
-        [], description="texts that end a response, or a turn; they stay in the response, which the reward sees whole"
-    )
+    stop: list[str] = Field([], description="texts that end a response or a turn; they stay in the text that is scored")
     max_num_seqs: int = Field(
         256,
         gt=0,
-        description="maximum concurrent responses per engine; on GPUs chosen if not given, see `trainer plan`. Steps "
-        "of more than 1,024 have no CUDA graphs",
+        description="maximum concurrent responses per engine; chosen on GPUs if not given (`trainer plan`). Decode "
+        "steps of more than 1,024 have no CUDA graphs",
     )
     kv_cache_gib: float | None = Field(
         None,
         gt=0,
-        description="GiB of key-value cache per engine and GPU; on GPUs chosen if neither this nor "
-        "gpu_memory_utilization is given, see `trainer plan`; 0.5 on CPU",
+        description="GiB of KV cache per engine and GPU; 0.5 on CPU, chosen on GPUs if neither this nor "
+        "gpu_memory_utilization is given (`trainer plan`)",
     )
     gpu_memory_utilization: float = Field(
         0.4, gt=0, le=1, description="share of a GPU's memory that engines may use, if given"
@@ -133,8 +130,7 @@ class RolloutConfig(Section):
     tensor_parallel: int = Field(
         1,
         gt=0,
-        description="neighbouring GPUs of a node that one engine spans, for models too large for one; on CPU, "
-        "processes of a node",
+        description="neighbouring GPUs of a node that one engine spans; on CPU, processes of a node",
     )
     engines_per_gpu: int = Field(
         1,
@@ -143,8 +139,8 @@ class RolloutConfig(Section):
     )
     quantization: Literal["fp8"] | None = Field(
         None,
-        description="fp8: engines hold their weights in 8 bits, quantised at each update, and sample from a slightly "
-        "different policy than the actor's: set algorithm.correction; NVIDIA GPUs from Ada and Hopper on, with vLLM",
+        description="fp8: engines quantise their weights to 8 bits at each update. The sampled policy then differs "
+        "from the actor's: set algorithm.correction. NVIDIA GPUs from Ada and Hopper on, vLLM only",
     )
     speculative_tokens: int = Field(
         0,
@@ -155,15 +151,15 @@ class RolloutConfig(Section):
         "that pays: for few, long, repetitive responses; with vLLM",
     )
     prefix_caching: bool = Field(
-        True, description="compute the common start of prompts once, as in a group; never across a weight update"
+        True, description="share the KV cache of a common start of prompts, as in a group; never across a weight update"
     )
     sleep: bool = Field(True, description="engines free their GPU memory during training")
     compare_freq: int = Field(
         10,
         ge=0,
         description="steps between comparisons of the engines' log-probs with the trainer's, from the first step on; "
-        "0: none. Every step has them where something else reads them: a correction, rejection, old_log_probs=engine, "
-        "an action of watchdogs.ratio_drift, trainer.trajectories.per_token",
+        "0: none. Every step has them if something else reads them: a correction, rejection, "
+        "old_log_probs=engine, an action of watchdogs.ratio_drift, trainer.trajectories.per_token",
     )
     ignore_end_tokens: bool = Field(
         False, description="ignore end tokens, so that every response reaches the limit; for benchmarks"

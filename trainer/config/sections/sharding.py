@@ -1,4 +1,4 @@
-"""How the ranks of a trained role share its weights, and where weights are kept while the role is idle."""
+"""Sharding and offload of a trained role's weights."""
 
 from typing import Literal, Self
 
@@ -13,13 +13,12 @@ class ShardingConfig(Section):
         None,
         gt=0,
         description="neighbouring ranks that share one copy of the weights, like the GPUs of a node; gradients are "
-        "averaged over the copies (HSDP). null: all ranks share one copy (FSDP)",
+        "averaged over the copies (HSDP). null: one copy over all ranks (FSDP)",
     )
     tensor_parallel: int = Field(
         1,
         gt=0,
-        description="neighbouring ranks that split each layer's matrix products and their activations; for models or "
-        "rows too large for one GPU",
+        description="neighbouring ranks that split each layer's matrix products and activations",
     )
     reshard_after_forward: bool | int = Field(
         True,
@@ -29,14 +28,14 @@ class ShardingConfig(Section):
     resharding_interval: int = Field(
         1,
         gt=0,
-        description="micro-batches for which weights stay gathered; more than 1 overrides reshard_after_forward. On "
-        "GPUs chosen if neither is given, see `trainer plan`",
+        description="micro-batches for which weights stay gathered; more than 1 overrides reshard_after_forward. "
+        "Chosen on GPUs if neither is given (`trainer plan`)",
     )
     gradient_sync_interval: int = Field(
         1,
         gt=0,
-        description="micro-batches whose gradients each rank accumulates before the ranks average them; more than 1 "
-        "costs each rank 4 bytes per weight of the whole network. On GPUs chosen if not given, see `trainer plan`",
+        description="micro-batches whose gradients a rank accumulates before the ranks average them; more than 1 costs"
+        " 4 bytes per weight of the whole network. Chosen on GPUs if not given (`trainer plan`)",
     )
     gradient_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="type in which the ranks average gradients; bfloat16 halves the traffic and rounds"

@@ -44,7 +44,7 @@ class ProfilerConfig(Section):
 
 class TrajectoriesConfig(Section):
     freq: int = Field(
-        1, ge=0, description="steps between files with all responses of a step; 0: none, of validations neither"
+        1, ge=0, description="steps between files with all responses of a step; 0: none, nor of validations"
     )
     dir: AbsolutePath | None = Field(None, description="directory of these files; RUN/trajectories when not given")
     validation_dir: AbsolutePath | None = Field(
@@ -68,7 +68,7 @@ class TrainerConfig(Section):
     max_staleness: float = Field(
         1,
         ge=0,
-        description="asynchronous: largest age, in updates, of the weights that sampled a token. 0.5: one update, for "
+        description="asynchronous: largest age, in updates, of the weights that sampled a token; 0.5: one update, for "
         "half of a step's prompts",
     )
     project_name: str = Field("slipway", description="project under which loggers record the run")
@@ -83,8 +83,8 @@ class TrainerConfig(Section):
     save_freq: int = Field(
         -1,
         ge=-1,
-        description="steps between checkpoints; -1: by time and at the end; 0: never. A run that fails saves its last "
-        "finished step, too, unless 0",
+        description="steps between checkpoints; -1: by time and at the end; 0: none. Unless 0, a run that fails saves "
+        "its last finished step",
     )
     save_minutes: float | None = Field(
         None,
@@ -110,8 +110,8 @@ class TrainerConfig(Section):
         0,
         ge=0,
         le=1,
-        description="copies of weights and optimizer states that another node keeps in its memory, renewed after each "
-        "step. 1: a rank that dies is started again and continues from them, without losing a step",
+        description="copies of weights and optimizer states in another node's memory, renewed after each step. 1: a "
+        "rank that dies restarts from them without losing a step",
     )
     resume: Literal["auto"] | AbsolutePath | None = Field(
         None,
@@ -120,9 +120,9 @@ class TrainerConfig(Section):
     seed: int = Field(0, description="seed of the prompt order and of sampling")
     deterministic: bool = Field(
         False,
-        description="on GPUs, use only kernels that add in a fixed order, and sample each response as if it were "
-        "alone: the same run on the same kind of GPU gives the same weights to the bit, but takes longer. "
-        "Conversations with tools or environments take turns together",
+        description="on GPUs, use only kernels with a fixed order of sums and sample each response independently of "
+        "its batch: the same run on the same kind of GPU gives the same weights to the bit, more slowly. "
+        "Conversations take their turns together",
     )
     profiler: ProfilerConfig = ProfilerConfig()
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
@@ -133,13 +133,13 @@ class TrainerConfig(Section):
     stall_seconds: float = Field(
         60.0,
         gt=0,
-        description="seconds without progress, and three times the longest such call before, after which the log and "
-        "stall.html say where each worker stands",
+        description="a call to workers is a hang after this many seconds and three times the longest earlier call; the"
+        " log and stall.html then explain it",
     )
     on_stall: Literal["continue", "end"] = Field(
         "continue",
-        description="continue: wait until worker_timeout; end: treat the stall like the end of worker_timeout, so that "
-        "an engine is replaced, and the run saves and ends for any other worker",
+        description="after a hang. continue: wait until worker_timeout; end: replace an engine at once; for any other "
+        "worker save and end the run",
     )
 
     @field_validator("test_freq", mode="before")

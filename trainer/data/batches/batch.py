@@ -127,9 +127,9 @@ class Batch:
         return SharedPrompts(list(groups.values()), self.lengths.tolist(), prompt_lengths)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that there are, by name."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        """The present tensors, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in values.items() if tensor is not None}
 
     def _map(self, function: Any) -> Self:
         return replace(self, **{name: function(tensor) for name, tensor in self.tensors().items()})

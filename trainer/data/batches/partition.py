@@ -20,7 +20,7 @@ class MicroBatchLimit:
 
     @property
     def value(self) -> int:
-        """Its value."""
+        """The limit's value."""
         return self.rows if self.tokens is None else self.tokens
 
     def with_value(self, value: int) -> "MicroBatchLimit":
@@ -81,9 +81,9 @@ def balanced(lengths: Sequence[int], count: int, equal_size: bool = False) -> li
     heap = [(parts[-1][0] - parts[0][0], number, parts) for number, parts in enumerate(solutions)]
     heapq.heapify(heap)
     while len(heap) > 1:
-        _, number, one = heapq.heappop(heap)
+        _, number, lightest = heapq.heappop(heap)
         _, _, other = heapq.heappop(heap)
-        merged = [(a + b, rows + more) for (a, rows), (b, more) in zip(one, reversed(other), strict=True)]
+        merged = [(a + b, rows + more) for (a, rows), (b, more) in zip(lightest, reversed(other), strict=True)]
         merged.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (merged[-1][0] - merged[0][0], number, merged))
     parts = [rows for _, rows in heap[0][2]]

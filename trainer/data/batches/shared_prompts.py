@@ -26,16 +26,16 @@ class SharedPrompts:
 
     def within(self, tokens: int) -> list[Group]:
         """The groups, divided where they cost more than `tokens`. A longer row is a group of its own."""
-        found: list[Group] = []
+        pieces: list[Group] = []
         for group in self.groups:
             part: Group = []
             for row in group:
                 if part and self.cost([*part, row]) > tokens:
-                    found.append(part)
+                    pieces.append(part)
                     part = []
                 part.append(row)
-            found.append(part)
-        return found
+            pieces.append(part)
+        return pieces
 
     def shards(self, count: int) -> list[Group]:
         """The rows of each of `count` ranks: equally many rows, nearly equal costs.
@@ -45,14 +45,14 @@ class SharedPrompts:
         """
         rows = sum(map(len, self.groups))
         common = math.gcd(*map(len, self.groups))
-        found: list[tuple[int, list[Group]]] = []
+        options: list[tuple[int, list[Group]]] = []
         for size in (size for size in range(common, 0, -1) if common % size == 0 and rows // size % count == 0):
             pieces = [group[start : start + size] for group in self.groups for start in range(0, len(group), size)]
             costs = [self.cost(piece) for piece in pieces]
             parts = balanced(costs, count, equal_size=True)
             heaviest = max(sum(costs[piece] for piece in part) for part in parts)
-            found.append((heaviest, [sorted(row for piece in part for row in pieces[piece]) for part in parts]))
-        return min(found, key=lambda option: option[0])[1]
+            options.append((heaviest, [sorted(row for piece in part for row in pieces[piece]) for part in parts]))
+        return min(options, key=lambda option: option[0])[1]
 
 
 def halved(groups: list[Group], count: int) -> list[Group]:

@@ -1,4 +1,4 @@
-"""Messages as a model's chat template writes them."""
+"""Renders messages with a model's chat template."""
 
 import json
 import re

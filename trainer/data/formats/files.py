@@ -28,8 +28,8 @@ class _Wanted:
         """Those that exist. Raises DataError if a required one does not."""
         missing = [column for column in self.columns if column not in names]
         if missing:
-            found = ", ".join(names) or "none"
-            raise DataError(f"{where}: no column {', '.join(missing)}; the file has {found}", hint=self.hint)
+            columns = ", ".join(names) or "none"
+            raise DataError(f"{where}: no column {', '.join(missing)}; the file has {columns}", hint=self.hint)
         return [column for column in (*self.columns, *self.optional) if column in names]
 
 

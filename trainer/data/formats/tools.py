@@ -46,17 +46,17 @@ def read_entries(settings: DataConfig) -> list[ToolEntry]:
     if settings.tools_file is None:
         return []
     where = f"data.tools_file={settings.tools_file}"
-    found = read_yaml(where, settings.tools_file)
-    if not isinstance(found, dict):
-        return [ToolEntry(where, schema) for schema in checked_tools(where, found)]
-    entries = found.get("tools")
+    document = read_yaml(where, settings.tools_file)
+    if not isinstance(document, dict):
+        return [ToolEntry(where, schema) for schema in checked_tools(where, document)]
+    entries = document.get("tools")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{where}: tools is not a list of mappings", hint=_LIST)
     return [_entry(f"{where}: tool {number}", entry) for number, entry in enumerate(entries)]
 
 
 def schema_of(entry: ToolEntry) -> Any:
-    """What the chat template gets. Raises ConfigError if neither the entry nor its class says it."""
+    """The schema for the chat template. Raises ConfigError if neither the entry nor its class has one."""
     if entry.schema is not None:
         return entry.schema
     assert entry.class_name is not None
@@ -64,7 +64,7 @@ def schema_of(entry: ToolEntry) -> Any:
 
 
 def schema_of_tool(tool: Any) -> dict[str, Any]:
-    """The schema of a tool that was made, without the fields that nobody set."""
+    """The schema of a tool instance, without unset fields."""
     return dict(tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True))
 
 
@@ -80,17 +80,17 @@ def load_class(where: str, name: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        loaded = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything
         raise ConfigError(
             f"{where}: {name} cannot be imported: {type(error).__name__}: {error}",
             hint="start in the directory that holds the package, or put it on PYTHONPATH",
         ) from error
-    return found  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
 def read_yaml(where: str, path: Path) -> Any:
-    """What a YAML or JSON file holds. Raises DataError, which begins with `where`."""
+    """The value of a YAML or JSON file. Raises DataError, which begins with `where`."""
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

@@ -124,12 +124,12 @@ class _Conversation:
         if closed and self._text(answered).partition(_ANSWER)[2].strip():
             return end
         opening = self._next_opening(number) if last else self.whole[end:]
-        found = self._finder.first_special.match(opening)
-        if found is None:
+        ending = self._finder.first_special.match(opening)
+        if ending is None:
             self._finder.warn_of_endless_turns()
             return end
-        self.whole += found[0] if last else ""
-        return end + found.end()
+        self.whole += ending[0] if last else ""
+        return end + ending.end()
 
     def _end_before_others(self, number: int) -> tuple[int, bool]:
         """Where the turn ends before further messages: after the text that the template writes without them, too.
@@ -169,7 +169,7 @@ class _Conversation:
         return texts[1].removeprefix(texts[0]).partition(_NEXT)[0] if texts[1].startswith(texts[0]) else ""
 
     def _with_answer(self, number: int) -> Messages:
-        return [{**one, "content": _ANSWER} if n == number else one for n, one in enumerate(self._messages)]
+        return [{**message, "content": _ANSWER} if n == number else message for n, message in enumerate(self._messages)]
 
     def _text(self, messages: Messages, opening: bool = False) -> str:
         return checked_conversation_text(
@@ -177,10 +177,13 @@ class _Conversation:
         )
 
     def _common(self, text: str, other: str) -> str:
-        """What both texts begin with, without a part of a special token."""
+        """The common prefix of both texts, cut before a part of a special token."""
         end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
         cut = [
-            found.start() for one in (text, other) for found in self._finder.atoms.finditer(one) if _spans(found, end)
+            atom.start()
+            for rendering in (text, other)
+            for atom in self._finder.atoms.finditer(rendering)
+            if _spans(atom, end)
         ]
         return text[: min(cut, default=end)]
 
@@ -193,8 +196,8 @@ class _Conversation:
         )
 
 
-def _spans(found: re.Match[str], position: int) -> bool:
-    return found.start() < position < found.end()
+def _spans(atom: re.Match[str], position: int) -> bool:
+    return atom.start() < position < atom.end()
 
 
 def _check_written(where: str, message: dict[str, Any], text: str) -> None:

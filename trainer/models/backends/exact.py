@@ -26,16 +26,16 @@ class Exact:
     needs_weights = False
 
     def check(self, role: str, model: Mapping[str, Any]) -> None:
-        if (found := _unfit(role, model)) is not None:
-            raise ConfigError(f"{role}.backend=exact {found}", hint=f"set {role}.backend=fsdp")
+        if (problem := _unfit(role, model)) is not None:
+            raise ConfigError(f"{role}.backend=exact {problem}", hint=f"set {role}.backend=fsdp")
 
     def prepare(self, network: Network, device: torch.device, mesh: DeviceMesh | None) -> None:
         assert mesh is None, "the settings refuse split matrix products"
         assert isinstance(network, PolicyNetwork), "`check` refuses critics"
         if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability() != HOPPER:
             raise ConfigError(
-                "backend=exact needs NVIDIA GPUs of compute capability 9.0 (H100, H200): on others the operators of "
-                "engine and trainer were not found equal",
+                "backend=exact needs NVIDIA GPUs of compute capability 9.0 (H100, H200): on others, log-probs of "
+                "engine and trainer may differ",
                 hint="set actor.backend=fsdp",
             )
         try:

@@ -85,5 +85,7 @@ class SiluProduct(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        found: tuple[Tensor, Tensor] = for_any_length(silu_gradient, gradient.device.type)(gradient, *ctx.saved_tensors)
-        return found
+        gradients: tuple[Tensor, Tensor] = for_any_length(silu_gradient, gradient.device.type)(
+            gradient, *ctx.saved_tensors
+        )
+        return gradients

@@ -177,7 +177,7 @@ def attention(
     max_length_q: int,
     max_length_k: int,
     visible: Tensor | None = None,
-    own: Tensor | None = None,  # noqa: ARG001 - a query sees all keys of its sequence up to itself
+    among_visible: Tensor | None = None,  # noqa: ARG001 - a query sees all keys of its sequence up to itself
 ) -> Tensor:
     """Causal attention on a packed line; see `trainer.models.attention.packed_attention`."""
     if visible is not None:

@@ -23,8 +23,8 @@ def use_operators(network: PolicyNetwork, operators: Operators) -> None:
 
 
 def _norm(module: nn.Module, operators: Operators, hidden_states: Tensor) -> Tensor:
-    found: Tensor = Norm.apply(hidden_states.flatten(0, -2), module.weight, module.variance_epsilon, operators)
-    return found.view(hidden_states.shape)
+    normed: Tensor = Norm.apply(hidden_states.flatten(0, -2), module.weight, module.variance_epsilon, operators)
+    return normed.view(hidden_states.shape)
 
 
 def _layer(
@@ -33,8 +33,8 @@ def _layer(
     """One layer on a packed line, [1, tokens, width]."""
 
     def product(module: nn.Module, x: Tensor) -> Tensor:
-        found: Tensor = Product.apply(x, module.weight, module.bias, operators)
-        return found
+        output: Tensor = Product.apply(x, module.weight, module.bias, operators)
+        return output
 
     attention, mlp, width = layer.self_attn, layer.mlp, layer.self_attn.head_dim
     base = float(config.rope_parameters["rope_theta"])

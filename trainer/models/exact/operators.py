@@ -73,8 +73,8 @@ def _rope(positions: Tensor, query: Tensor, key: Tensor, width: int, table: Tens
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, scale: float, **bounds: Any) -> Tensor:
     query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
-    found, _ = packed_attention(nn.Identity(), query, key, value, None, scaling=scale, **bounds)
-    return found.squeeze(0)
+    attended, _ = packed_attention(nn.Identity(), query, key, value, None, scaling=scale, **bounds)
+    return attended.squeeze(0)
 
 
 def _log_probs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:

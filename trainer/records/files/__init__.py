@@ -1,1 +1,1 @@
-"""The files of a run directory: whole or absent, checked, with one writer."""
+"""Files of a run directory: complete or absent, checked, with a single writer."""

@@ -26,7 +26,7 @@ def visible_name(path: Path) -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to; it replaces `path` if the block succeeds and vanishes if it fails."""
+    """Yields a temporary path to write to: it replaces `path` if the block succeeds, and is removed if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = hidden_name(path, "partial")
     try:
@@ -40,7 +40,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yields a new directory to fill; it replaces `path` if the block succeeds and vanishes if it fails."""
+    """Yields a new directory to fill: it replaces `path` if the block succeeds, and is removed if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = hidden_name(path, "partial")
     temporary.mkdir()
@@ -72,14 +72,14 @@ def replace_directory(new: Path, path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Removes a directory that never appears incomplete meanwhile."""
+    """Removes a directory atomically: no reader sees a part of it."""
     retired = hidden_name(path, "retired")
     path.rename(retired)
     shutil.rmtree(retired, ignore_errors=True)
 
 
 def remove_remains(directory: Path, pattern: str) -> None:
-    """Removes what writers of `pattern` left under hidden names in this directory when they died."""
+    """Removes hidden files that writers of `pattern` left in this directory when they died."""
     for left in (*directory.glob(f".{pattern}.partial"), *directory.glob(f".{pattern}.retired")):
         shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
@@ -109,7 +109,7 @@ def bytes_below(directory: Path) -> int:
     return sum(sizes)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(path: Path, other: Path) -> bool:
     """Swaps two names in a single step; False where kernel, libc or file system cannot."""
     rename = getattr(_libc, "renameat2", None)
-    return rename is not None and rename(_HERE, bytes(one), _HERE, bytes(other), _EXCHANGE) == 0
+    return rename is not None and rename(_HERE, bytes(path), _HERE, bytes(other), _EXCHANGE) == 0

@@ -1,4 +1,4 @@
-"""Why a file or directory cannot be written, in one sentence with its path and what its disk lacks.
+"""Explains why a file or directory cannot be written: its path, and what its disk lacks.
 
 Libraries report a full disk in words of their own, which name neither: torch a failed check of inline_container.cc,
 safetensors and Transformers the state of their buffers.
@@ -41,7 +41,7 @@ def unwritable(path: Path, reason: str) -> CheckpointError:
 
 
 def refusal(path: Path, size: int = 0) -> str | None:
-    """Why the disk of `path`, which is to hold about `size` bytes, takes no more; None if it does."""
+    """Why the disk of `path` cannot take about `size` bytes; None if it can."""
     place = next(parent for parent in (path, *path.parents) if parent.is_dir())
     try:
         with tempfile.TemporaryFile(dir=place) as probe:

@@ -1,4 +1,4 @@
-"""Files that grow by records, like one JSON object per line, and outlive a full disk."""
+"""Append-only files of records, such as JSON lines, that survive a full disk."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecordFile:
-    """Appends records to a file. What cannot be written waits in memory and is written with the next record."""
+    """Appends records to a file. A record that cannot be written waits in memory for the next one."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError, also if there is something else than a regular file."""

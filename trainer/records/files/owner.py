@@ -1,4 +1,4 @@
-"""One writer per run directory, also after a crash and on a file system that several nodes share."""
+"""A single writer per run directory, also after a crash and on a shared file system."""
 
 import fcntl
 import json
@@ -75,11 +75,11 @@ class RunOwner:
     def check(self) -> None:
         """Raises LostRunError if another process took the directory, RemovedRunError if it is gone."""
         if self._lost:
-            raise LostRunError(f"{self._run_dir}: {self._lost} writes there now", hint="let only one of them go on")
+            raise LostRunError(f"{self._run_dir}: {self._lost} writes there now", hint="stop one of the two")
         if self._removed:
             raise RemovedRunError(
                 f"{self._run_dir}: removed, moved or emptied while the run wrote there, so its records are incomplete",
-                hint="leave the directory of a run that goes on where it is",
+                hint="do not move, empty or remove the directory of a run before it has ended",
             )
 
     def _open(self) -> None:
@@ -130,10 +130,10 @@ class RunOwner:
     def _read(self) -> dict[str, Any]:
         """Who owns the directory; empty if nobody does, or the last owner died before it wrote its name."""
         try:
-            found = json.loads(read_regular(self._file, _MOST_BYTES))
+            content = json.loads(read_regular(self._file, _MOST_BYTES))
         except (OSError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):

@@ -1,4 +1,4 @@
-"""Records written beside the training, so that a slow disk costs no step."""
+"""Writes records in a thread, so a slow disk delays no step."""
 
 import threading
 from collections import deque
@@ -22,7 +22,7 @@ class RecordThread:
         self._lock = threading.RLock()
 
     def put(self, write: Callable[[], None], size: int = 0) -> None:
-        """Starts to write a record of `size` bytes. Waits while too much waits already."""
+        """Queues a record of `size` bytes. Blocks while the queue is full."""
         with self._lock:
             while self._waiting and (self._waiting[0][0].done() or self._full(size)):
                 self._finish_first()

@@ -96,7 +96,7 @@ def _line(number: int, text: bytes, kind: TypeAdapter[Row]) -> Line[Row]:
 
 
 def left_out(path: Path, complaints: Sequence[str]) -> str:
-    """A message about the lines of a file that are no records."""
+    """A message about the damaged lines of a file."""
     more = f" and {len(complaints) - _NAMED} more" if len(complaints) > _NAMED else ""
     count = "1 line is no record and" if len(complaints) == 1 else f"{len(complaints)} lines are no records and"
     verb = "is" if len(complaints) == 1 else "are"
@@ -104,7 +104,7 @@ def left_out(path: Path, complaints: Sequence[str]) -> str:
 
 
 def read_records(path: Path, kind: TypeAdapter[Row], note: Callable[[str], object]) -> list[Row]:
-    """The records of a file; none if there is no file. `note` gets a message about lines that are none.
+    """The records of a file; none if there is no file. `note` gets a message about damaged lines.
 
     Raises DataError if the file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Files in a directory where others may have put anything: only regular files are opened."""
+"""Reads files of an untrusted directory: opens regular files only."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a run left in its directory, read back."""
+"""Reads the files of a run's directory."""
 
 import statistics
 from collections.abc import Mapping, Sequence

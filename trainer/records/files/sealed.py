@@ -1,4 +1,4 @@
-"""JSON documents that hold the SHA-256 of their own content, so that a changed bit is noticed."""
+"""JSON documents that hold the SHA-256 of their content, which detects damage."""
 
 import hashlib
 import json

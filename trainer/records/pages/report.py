@@ -129,8 +129,8 @@ def _svg(draw: Draw, run: RecordedRun, wide: bool) -> Markup:
 def _waits(run: RecordedRun) -> list[tuple[str, str, str]]:
     """The workers for which others waited longest: name, seconds per step, and in how many steps it was the slowest."""
     steps = len(run.waits)
-    found = noticed(run.waits, sum(run.series("time/step")[1]))
-    return [(one.worker, f"{one.seconds / steps:.2f}", f"{one.steps} of {steps}") for one in found[:SLOWEST]]
+    waits = noticed(run.waits, sum(run.series("time/step")[1]))
+    return [(wait.worker, f"{wait.seconds / steps:.2f}", f"{wait.steps} of {steps}") for wait in waits[:SLOWEST]]
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:

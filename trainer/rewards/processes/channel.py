@@ -1,4 +1,4 @@
-"""What the pool and its reward processes send to each other: lines of JSON over a private socket."""
+"""The channel between pool and reward process: lines of JSON over a private socket."""
 
 import base64
 import datetime
@@ -26,7 +26,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 
 
 class BrokenChannelError(Exception):
-    """What the other end did instead of writing a line of JSON: "died", "does not read", "wrote ..."."""
+    """The other end failed to write a line of JSON: "died", "does not read", "wrote ..."."""
 
 
 class Channel:
@@ -45,7 +45,7 @@ class Channel:
         self._end.close()
 
     def send(self, value: object) -> None:
-        """Raises BrokenChannelError if nobody reads it, DataError if it holds a value that cannot be sent."""
+        """Raises BrokenChannelError if the other end is gone, DataError for a value that JSON cannot hold."""
         line = json.dumps(value, default=_tagged).encode() + b"\n"
         try:
             self._end.sendall(line)
@@ -84,11 +84,11 @@ class Channel:
 
 def readable(channels: Sequence[Channel], seconds: float | None) -> list[Channel]:
     """The channels with something to read; waits at most this long for one."""
-    found = {channel.fileno(): channel for channel in channels}
+    by_descriptor = {channel.fileno(): channel for channel in channels}
     poll = select.poll()
-    for number in found:
+    for number in by_descriptor:
         poll.register(number, select.POLLIN)
-    return [found[number] for number, _ in poll.poll(None if seconds is None else math.ceil(1000 * seconds))]
+    return [by_descriptor[number] for number, _ in poll.poll(None if seconds is None else math.ceil(1000 * seconds))]
 
 
 def _tagged(value: object) -> dict[str, str]:

@@ -78,12 +78,12 @@ class RewardPool:
             if waiting and not process.busy:
                 share = -(-len(waiting) // (4 * self._count))
                 count = len(waiting) if self._batched else min(_MOST_AT_ONCE, share)
-                own = [waiting.popleft() for _ in range(count)]
+                batch = [waiting.popleft() for _ in range(count)]
                 try:
-                    process.send(own)
+                    process.send(batch)
                 except BrokenChannelError:  # it died while it had nothing to do
                     self._lose(process)
-                    waiting.extendleft(reversed(own))
+                    waiting.extendleft(reversed(batch))
                     return
 
     def _heard_from(self) -> list[RewardProcess]:
@@ -95,7 +95,7 @@ class RewardPool:
         return [process for process in busy if process.channel in ready or process.deadline <= now]
 
     def _take(self, process: RewardProcess, waiting: deque[tuple[int, Answer]], scored: dict[int, Scored]) -> None:
-        """Adds what a process found to `scored`. If it is lost, its other answers wait again."""
+        """Adds a process's rewards to `scored`. If the process is lost, its other answers are queued again."""
         try:
             for row, reply in process.replies():
                 scored[row] = self._result(reply)

@@ -1,4 +1,4 @@
-"""A reward process as the pool sees it."""
+"""The pool's handle of a reward process."""
 
 import os
 import secrets
@@ -77,17 +77,17 @@ class RewardProcess:
         Raises BrokenChannelError if the process died or wrote anything else, ConfigError if the function cannot be
         loaded.
         """
-        while (found := self.channel.poll()) is not None:
+        while (message := self.channel.poll()) is not None:
             try:
-                reply, number = Reply.from_json(found), found.get("number")
+                reply, number = Reply.from_json(message), message.get("number")
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise BrokenChannelError(f"wrote {str(found)[:80]}") from error
+                raise BrokenChannelError(f"wrote {str(message)[:80]}") from error
             if not self.ready:
                 if reply.refusal:
                     raise ConfigError(*reply.refusal)
                 self.ready = True
             elif not self._numbers or number != self._numbers[0]:
-                raise BrokenChannelError("wrote a reward that nobody asked for")
+                raise BrokenChannelError("wrote an unexpected reward")
             else:
                 self._numbers.popleft()
                 row, _ = self.pending.popleft()

@@ -44,11 +44,11 @@ def code(
     program = response.split("```python")[-1].split("```")[0]
     limits = sandbox.Limits(code_seconds, code_memory_mb)
     if code_sandbox_url is None:
-        found = sandbox.run_tests(program, function, inputs, limits)
+        outcomes = sandbox.run_tests(program, function, inputs, limits)
     else:
-        found = _run_remotely(code_sandbox_url, program, function, inputs, limits)
+        outcomes = _run_remotely(code_sandbox_url, program, function, inputs, limits)
     same = _same_text if function is None else _same_result
-    passed = [given is not None and same(given, wanted) for given, wanted in zip(found, outputs, strict=True)]
+    passed = [given is not None and same(given, wanted) for given, wanted in zip(outcomes, outputs, strict=True)]
     return {"score": sum(passed) / len(passed), "solved": float(all(passed))}
 
 
@@ -62,7 +62,7 @@ def _run_remotely(
         inputs = [json.dumps(given) for given in inputs]
     with ThreadPoolExecutor(_REQUESTS) as threads:
         ended = threads.map(lambda given: run_remotely(url, program, given, limits.seconds, limits.memory_mb), inputs)
-        return [None if one.error else one.stdout for one in ended]
+        return [None if result.error else result.stdout for result in ended]
 
 
 def _tests(ground_truth: object, most: int) -> tuple[str | None, list[Any], list[Any]]:

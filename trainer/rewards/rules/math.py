@@ -37,14 +37,14 @@ def _same(answer: str, truth: str) -> bool:
         return False
     plain_answer, plain_truth = plain_latex(answer), plain_latex(truth)
     pairs = [(answer, truth), (plain_answer, plain_truth)]
-    if any("".join(one.split()) == "".join(other.split()) for one, other in pairs):
+    if any("".join(spelling.split()) == "".join(other.split()) for spelling, other in pairs):
         return True
     left, equation, _ = plain_truth.partition("=")
     if equation and "=" not in answer and re.search("[a-zA-Z]", left) and _COMPOUND.search(left):
         return False  # Math-Verify would compare what stands behind the sign
     if ("%" in answer) != ("%" in truth):
         pairs.append((_hundredths(answer), _hundredths(truth)))
-    return any(_equal(one, other) for one, other in pairs)
+    return any(_equal(spelling, other) for spelling, other in pairs)
 
 
 def _hundredths(text: str) -> str:
@@ -53,9 +53,9 @@ def _hundredths(text: str) -> str:
 
 
 def _differ(pattern: re.Pattern[str], answer: str, truth: str) -> bool:
-    """Whether both texts have something of a kind, and it differs."""
-    found = [{"".join(match) for match in pattern.findall(text)} for text in (answer, truth)]
-    return all(found) and found[0] != found[1]
+    """Whether both texts have matches of a pattern that differ."""
+    matched = [{"".join(match) for match in pattern.findall(text)} for text in (answer, truth)]
+    return all(matched) and matched[0] != matched[1]
 
 
 def _equal(answer: str, truth: str) -> bool:

@@ -35,13 +35,13 @@ def _choice(response: str) -> str | None:
     tagged = _TAGGED.findall(response)
     framed = tagged[-1] if tagged else last_boxed(response)
     if framed is not None:
-        found = _ALONE.fullmatch(framed.strip())
-        return found.group(1).upper() if found else None
+        match = _ALONE.fullmatch(framed.strip())
+        return match.group(1).upper() if match else None
     stated = _STATED.findall(response)
     if stated:
         return str(stated[-1]).upper()
-    found = _ALONE.fullmatch(response.strip())
-    return found.group(1).upper() if found else None
+    match = _ALONE.fullmatch(response.strip())
+    return match.group(1).upper() if match else None
 
 
 ROW = RewardRule(

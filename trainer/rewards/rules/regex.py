@@ -8,8 +8,8 @@ from trainer.rows import Parameter, RewardRule
 
 def last_match(response: str, ground_truth: object, pattern: re.Pattern[str]) -> float:
     """1.0 if the last match of the pattern, or of its first group if it has one, is the ground truth."""
-    found = [match.group(1 if pattern.groups else 0) for match in pattern.finditer(response)]
-    return float(bool(found) and found[-1] is not None and found[-1].strip() == as_text(ground_truth).strip())
+    matches = [match.group(1 if pattern.groups else 0) for match in pattern.finditer(response)]
+    return float(bool(matches) and matches[-1] is not None and matches[-1].strip() == as_text(ground_truth).strip())
 
 
 ROW = RewardRule(

@@ -224,7 +224,7 @@ _ENVIRONMENT = {
 
 @cache
 def check() -> str:
-    """What confines programs here, and what it does not keep them from. Raises ConfigError if they cannot run."""
+    """Describes what confines programs here, and what they can still do. Raises ConfigError if they cannot run."""
     with tempfile.NamedTemporaryFile() as private:
         tried = {
             "read the files of this user": f"open({private.name!r})",

@@ -132,7 +132,7 @@ def _watch(child: int, seconds: float) -> str:
 
 
 def _excess(child: int, ended: int) -> str:
-    """What the program has more of than it may, or "". `ended`: its descriptor."""
+    """The limit that the program exceeds, or "". `ended`: its descriptor."""
     try:
         lines = Path(f"/proc/{child}/status").read_text(errors="replace").splitlines()
         status = dict(line.split(":", 1) for line in lines)
@@ -293,7 +293,7 @@ def _execute(job: Mapping[str, Any], given: Any) -> None:
 
 
 def confine(seconds: float, memory_mb: int, bubblewrap: bool, parent: int) -> None:
-    """Takes rights away from this process for good. It keeps the current folder, and ends with its parent.
+    """Drops this process's rights permanently, except for the current folder. The process ends with its parent.
 
     `bubblewrap`: it sees no files but those of Python. Without that and without Landlock (Linux before 5.13), it can
     write no file and read those of its user. Raises OSError if it cannot be kept from anything else.
@@ -320,7 +320,7 @@ def confine(seconds: float, memory_mb: int, bubblewrap: bool, parent: int) -> No
 
 
 def _give_up_root(restricted: bool) -> None:
-    """Becomes nobody. Where that is not possible, becomes root without capabilities; Landlock must then restrict it."""
+    """Becomes the user `nobody`; where that is impossible, root without capabilities, which Landlock must restrict."""
     if all(map(_is_open_to_all, (sys.prefix, sys.base_prefix))):
         problem = "root cannot become another user"
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""What a pass takes of a GPU's memory, and how it is given back."""
+"""GPU memory of passes: allocation, offload and release."""

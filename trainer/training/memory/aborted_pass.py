@@ -9,7 +9,7 @@ from trainer.training.ranks.sharding import sharded_modules
 
 
 def discard_pass(network: FSDPModule) -> None:
-    """Drops the gathered weights and the gradients of the pass, so that the next one starts anew.
+    """Drops the gathered weights and the gradients of the pass, so that the next one starts clean.
 
     Only for a network of a single rank: other ranks would wait in a collective of the pass.
     """

@@ -1,4 +1,4 @@
-"""How torch allocates GPU memory and frees it.
+"""Configures torch's GPU allocator and releases its cache.
 
 On NVIDIA GPUs the trainer uses expandable segments, which grow and shrink page by page. Fixed segments cannot free the
 gaps between live tensors; with activations of changing sizes, the gaps can be a third of the memory.
@@ -47,7 +47,7 @@ def shareable_memory(device: torch.device) -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Returns torch's cached memory, and shared memory that nobody reads any more, to other processes.
+    """Returns torch's cached memory, and unused shared memory, to other processes.
 
     Waits for the GPU first: torch unmaps pages of an expandable segment as soon as the stream that allocated them is
     idle (https://github.com/pytorch/pytorch/issues/196258), but FSDP allocates gradients in its own stream and the

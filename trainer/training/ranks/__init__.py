@@ -1,1 +1,1 @@
-"""How ranks meet, share a network among them, and read and write their parts of it."""
+"""Process groups of ranks, sharding, and checkpoints of shards."""

@@ -50,10 +50,10 @@ class CopyReader(SafeReader):
         for item in plan.items:
             place = self.storage_data[item.storage_index]
             spans[place.relative_path].append((place.offset, place.length))
-        for name, own in spans.items():
+        for name, ranges in spans.items():
             keeper = self._keepers[int(name.removeprefix("__").partition("_")[0])]
-            parts = keeper.read(self._step, name, own)
-            self._parts |= {(name, start): part for (start, _), part in zip(own, parts, strict=True)}
+            parts = keeper.read(self._step, name, ranges)
+            self._parts |= {(name, start): part for (start, _), part in zip(ranges, parts, strict=True)}
             self.fs.contents[name] = io.BytesIO()
         done: Future[None] = super().read_data(plan, planner)
         self._parts.clear()

@@ -65,10 +65,10 @@ def _materialise(network: nn.Module, device: torch.device) -> None:
             setattr(network.get_submodule(module), attribute, network.get_parameter(first))
 
 
-def _check_same(own: Mapping[str, object]) -> None:
-    sent = [dict(own)]
+def _check_same(values: Mapping[str, object]) -> None:
+    sent = [dict(values)]
     dist.broadcast_object_list(sent, src=0)
-    if different := sorted(name for name in {*own, *sent[0]} if own.get(name) != sent[0].get(name)):
+    if different := sorted(name for name in {*values, *sent[0]} if values.get(name) != sent[0].get(name)):
         raise DataError(
             f"rank {dist.get_rank()} built a different network than rank 0; the first difference is {different[0]}",
             hint="give every node the same model files and the same version of Transformers",

@@ -47,7 +47,7 @@ def load_safely(state: dict[str, Any], source: "Path | SafeReader", alone: bool 
 
 
 def read_metadata(source: "Path | SafeReader") -> Metadata:
-    """What a checkpoint holds. Raises pickle.UnpicklingError if that is not all."""
+    """The metadata of a checkpoint. Raises pickle.UnpicklingError if the file holds anything else."""
     return _reader(source).read_metadata()
 
 

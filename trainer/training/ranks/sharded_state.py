@@ -34,7 +34,7 @@ _STARTED = "optimizer_started"
 
 
 class TrainedNetwork(Protocol):
-    """What a checkpoint saves and restores; `TrainingEngine` is one."""
+    """The interface that a checkpoint saves and restores; `TrainingEngine` implements it."""
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
@@ -103,8 +103,8 @@ class ShardedState:
     def _written(self, write: Future[Any], directory: Path) -> dict[str, str]:
         write.result()
         rank = dist.get_rank(self._group)
-        own = [*directory.glob(f"__{rank}_*"), *([directory / METADATA_FILE] if rank == 0 else [])]
-        return {file.name: sha256(file) for file in own}
+        files = [*directory.glob(f"__{rank}_*"), *([directory / METADATA_FILE] if rank == 0 else [])]
+        return {file.name: sha256(file) for file in files}
 
     def keep(self, step: int, keeper: KeeperLink) -> None:
         """Sends a copy of this rank's part of the state to its keeper, and returns when that has it."""
@@ -148,8 +148,8 @@ class ShardedState:
                 optim_state_dict=state["optimizer"],
                 options=StateDictOptions(strict=False),
             )
-        for group, own in zip(optimizer.param_groups, settings, strict=True):
-            group.update(own)
+        for group, group_settings in zip(optimizer.param_groups, settings, strict=True):
+            group.update(group_settings)
         if self._trained.loss_scale.dynamic:
             self._trained.loss_scale.restore(state["loss_scale"])
         self._trained.updates = int(state.get(_UPDATES, 0))
@@ -172,12 +172,12 @@ class ShardedState:
             load_safely(split, source)
             if int(split[_SPLIT]) != split_ranks:
                 raise ValueError(f"it was saved with sharding.tensor_parallel={int(split[_SPLIT])}: set that again")
-        own = {f"network.{name}" for name in state["network"]}
-        if more := sorted({name for name in saved if name.startswith("network.")} - own):
+        names = {f"network.{name}" for name in state["network"]}
+        if more := sorted({name for name in saved if name.startswith("network.")} - names):
             raise ValueError(f"its network is larger: it has {more[0].removeprefix('network.')}")
         kept = {name for values in state["optimizer"]["state"].values() for name in values}
-        found = {name.rpartition(".")[2] for name in saved if name.startswith("optimizer.state.")}
-        if more := sorted(found - kept):
+        saved_fields = {name.rpartition(".")[2] for name in saved if name.startswith("optimizer.state.")}
+        if more := sorted(saved_fields - kept):
             raise ValueError(f"it was saved with another optimizer, which keeps {more[0]}: set that again")
         for name in {_UPDATES, _STARTED} - saved.keys():
             del state[name]

@@ -50,7 +50,11 @@ def test_every_rule_produces_existing_settings(pattern: str) -> None:
         except ConfigError:
             continue
     assert translations, "no value is accepted"
-    assert {key for found in translations for key in (*found.settings, *found.inherited, *found.computed)} <= known
+    assert {
+        key
+        for translation in translations
+        for key in (*translation.settings, *translation.inherited, *translation.computed)
+    } <= known
 
 
 @pytest.mark.parametrize(
@@ -92,8 +96,10 @@ def test_variables_and_packages_of_ray_s_processes_are_refused(section: str) -> 
         with pytest.raises(ConfigError, match=f"runtime_env.{given.partition('=')[0]}=.* is not supported here"):
             load_config([], [f"+{section}.runtime_env.{given}"])
     neutral = ["num_cpus=8", "runtime_env.py_executable=python", "runtime_env.env_vars={}", "runtime_env.pip=null"]
-    notes = load_config([], [f"+{section}.{one}" for one in neutral])[1]
-    assert [note.partition(" ")[0] for note in notes] == [f"{section}.{one.partition('=')[0]}" for one in neutral[:2]]
+    notes = load_config([], [f"+{section}.{setting}" for setting in neutral])[1]
+    assert [note.partition(" ")[0] for note in notes] == [
+        f"{section}.{setting.partition('=')[0]}" for setting in neutral[:2]
+    ]
 
 
 @pytest.mark.parametrize(

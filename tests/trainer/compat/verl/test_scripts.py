@@ -13,8 +13,8 @@ def test_with_one_response_to_a_prompt_the_advantage_is_the_score_and_a_note_say
     config, notes = load_config(["verl"], [f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.rollout.n=1"])
     assert config.rollout.samples_per_prompt == 1
     assert notes == [
-        f"rollout.samples_per_prompt=1: algorithm.advantage={estimator} has nothing to compare a response with, so its "
-        "advantage is the plain score"
+        f"rollout.samples_per_prompt=1: algorithm.advantage={estimator} compares the responses to a prompt, so with "
+        "one the advantage is the raw score"
     ]
     assert load_config(["verl"], [f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.rollout.n=2"])[1] == []
 

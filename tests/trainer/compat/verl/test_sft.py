@@ -33,10 +33,10 @@ def test_the_defaults_are_verl_s() -> None:
 
 
 def value(config: SftConfig, key: str) -> Any:
-    found: Any = config
+    section: Any = config
     for name in key.split("."):
-        found = getattr(found, name)
-    return found
+        section = getattr(section, name)
+    return section
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_what_cannot_be_done_is_refused(entry: str, line: list[str], words: str)
     ],
 )
 def test_a_difference_is_noted(entry: str, line: str, note: str) -> None:
-    assert any(note in one for one in read(entry, line)[1])
+    assert any(note in message for message in read(entry, line)[1])
 
 
 def test_every_default_of_verl_is_accepted() -> None:
     groups = ("data.prompt", "data.response", "optim.", "data.multiturn", "data.max_token", "data.messages_key")
-    line = {key: one for key, one in DIALECT.defaults.items() if not key.startswith(groups)}
-    read(NEW, *(f"{key}={'null' if one is None else one}" for key, one in line.items()))
+    line = {key: default for key, default in DIALECT.defaults.items() if not key.startswith(groups)}
+    read(NEW, *(f"{key}={'null' if default is None else default}" for key, default in line.items()))

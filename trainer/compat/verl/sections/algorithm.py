@@ -111,10 +111,10 @@ def resampling(key: str, value: Value, given: Given) -> Translation:
         return Translation({}, f"{key} has no effect: verl resamples only with algorithm.adv_estimator=gae")
     methods = {"pow": "power", "max_min": "max_min", "max_random": "max_random"}
     method = given.get("algorithm.pf_ppo.reweight_method", "pow")
-    found = mapped(methods, "algorithm.resampling")("algorithm.pf_ppo.reweight_method", method, given).settings
-    if found["algorithm.resampling"] == "power":
-        found["algorithm.resampling_power"] = given.get("algorithm.pf_ppo.weight_pow", 2.0)
-    return Translation(found)
+    native = mapped(methods, "algorithm.resampling")("algorithm.pf_ppo.reweight_method", method, given).settings
+    if native["algorithm.resampling"] == "power":
+        native["algorithm.resampling_power"] = given.get("algorithm.pf_ppo.weight_pow", 2.0)
+    return Translation(native)
 
 
 def of_resampling(key: str, _value: Value, given: Given) -> Translation:

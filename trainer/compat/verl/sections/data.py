@@ -56,8 +56,8 @@ def shared_memory(key: str, value: Value, given: Given) -> Translation:
 def chat_template_kwargs(key: str, _value: Value, given: Given) -> Translation:
     """All keys below `data.apply_chat_template_kwargs` as one mapping."""
     section = key.rpartition(".")[0] + "."
-    found = {name.removeprefix(section): value for name, value in given.items() if name.startswith(section)}
-    return Translation({"data.chat_template_kwargs": found})
+    arguments = {name.removeprefix(section): value for name, value in given.items() if name.startswith(section)}
+    return Translation({"data.chat_template_kwargs": arguments})
 
 
 RULES: dict[str, Rule] = {

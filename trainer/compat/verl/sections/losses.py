@@ -47,18 +47,18 @@ def policy_loss(key: str, value: Value, given: Given) -> Translation:
         return Translation({}, f"{key} has no effect: in bypass mode, rollout_correction.loss_type names the loss")
     if word(value) == "dro" and word(given.get(f"{ACTOR}.policy_loss.dro_beta")) == "null":
         raise ConfigError(f"{key}=dro needs a weight", hint=f"set {ACTOR}.policy_loss.dro_beta to a positive number")
-    found = mapped(LOSSES, "actor.policy_loss")(key, value, given)
+    translation = mapped(LOSSES, "actor.policy_loss")(key, value, given)
     mode = aggregation_of("actor", given)
     if chosen_loss(given) == "gspo" and mode != _BY_RESPONSE:
         note = (
             f"{key}={value}: losses are aggregated by {mode}, as in verl 0.9; earlier versions averaged over each "
             f"response, as {_AGGREGATION}={_BY_RESPONSE} does"
         )
-        return replace(found, note=note)
+        return replace(translation, note=note)
     if chosen_loss(given) == "gmpo":
         note = f"{key}={value}: the loss is the mean over responses; verl 0.9 adds up the means of micro-batches"
-        return replace(found, note=note)
-    return found
+        return replace(translation, note=note)
+    return translation
 
 
 def aggregation_of(role: str, given: Given) -> str:
@@ -72,26 +72,28 @@ def aggregation_of(role: str, given: Given) -> str:
 
 def aggregation(key: str, value: Value, given: Given) -> Translation:
     """The aggregation of all terms."""
-    found = mapped(AGGREGATIONS, "actor.loss_aggregation", inherited=("critic.loss_aggregation",))(key, value, given)
+    translation = mapped(AGGREGATIONS, "actor.loss_aggregation", inherited=("critic.loss_aggregation",))(
+        key, value, given
+    )
     if word(value) != _NORMED or word(given.get(_SCALE)) != "null":
-        return found
+        return translation
     note = (
         f"{key}={value}: losses are divided by data.max_response_length; verl 0.9 divides by the longest response of "
         f"each micro-batch unless {_SCALE} is set"
     )
-    return replace(found, note=note)
+    return replace(translation, note=note)
 
 
 def scale_length(key: str, value: Value, given: Given) -> Translation:
     """verl reads it with one aggregation alone. Its critic takes it from the actor."""
-    own, others = ("critic", ()) if key.startswith("critic.") else ("actor", ("critic",))
+    section, others = ("critic", ()) if key.startswith("critic.") else ("actor", ("critic",))
     if word(value) == "null":
         return Translation({})
     inherited = {f"{role}.loss_scale_length": value for role in others if aggregation_of(role, given) == _NORMED}
-    if aggregation_of(own, given) != _NORMED:
-        note = f"{key} has no effect: losses are aggregated by {aggregation_of(own, given)}, not {_NORMED}"
+    if aggregation_of(section, given) != _NORMED:
+        note = f"{key} has no effect: losses are aggregated by {aggregation_of(section, given)}, not {_NORMED}"
         return Translation({}, note, inherited=inherited)
-    return Translation({f"{own}.loss_scale_length": value}, inherited=inherited)
+    return Translation({f"{section}.loss_scale_length": value}, inherited=inherited)
 
 
 def parameter(ours: str) -> Rule:
@@ -109,13 +111,13 @@ def parameter(ours: str) -> Rule:
 def clip_ratio(key: str, value: Value, given: Given) -> Translation:
     """verl reads it only for a bound that is null, and its bounds are 0.2 by default."""
     fixed = [bound for bound in _CLIP_BOUNDS if f"{ACTOR}.{bound}" not in given and f"actor.{bound}" not in given]
-    found = parameter("clip_ratio")(key, value, given)
-    if found.settings and fixed and number(value) != _CLIP_DEFAULT:
+    translation = parameter("clip_ratio")(key, value, given)
+    if translation.settings and fixed and number(value) != _CLIP_DEFAULT:
         raise ConfigError(
             f"{key}={value} has no effect in verl, whose {' and '.join(fixed)} are {_CLIP_DEFAULT} unless they are set",
             hint="set " + " and ".join(f"{ACTOR}.{bound}" for bound in _CLIP_BOUNDS),
         )
-    return found
+    return translation
 
 
 def use_kl_loss(key: str, value: Value, given: Given) -> Translation:

@@ -58,8 +58,8 @@ def reward_model_input(_key: str, value: Value, _given: Given) -> Translation:
 
 def manager_of(given: Given) -> str:
     """The reward manager that verl uses, by the latest of its keys."""
-    found = [word(value) for key, value in given.items() if key in _MANAGER_KEYS and value is not None]
-    return found[-1] if found else "naive"
+    names = [word(value) for key, value in given.items() if key in _MANAGER_KEYS and value is not None]
+    return names[-1] if names else "naive"
 
 
 def reward_manager(key: str, value: Value, given: Given) -> Translation:
@@ -105,12 +105,12 @@ def function_kwargs(section: str) -> Rule:
     def rule(_key: str, _value: Value, given: Given) -> Translation:
         whole_section = given.get(section)
         kwargs = dict(whole_section) if isinstance(whole_section, dict) else {}
-        own = {
-            name.removeprefix(f"{section}."): typed(one)
-            for name, one in given.items()
+        direct = {
+            name.removeprefix(f"{section}."): typed(text)
+            for name, text in given.items()
             if name.startswith(f"{section}.")
         }
-        return Translation({"reward.custom_function.kwargs": kwargs | own})
+        return Translation({"reward.custom_function.kwargs": kwargs | direct})
 
     return rule
 

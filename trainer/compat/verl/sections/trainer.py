@@ -30,19 +30,19 @@ _RESUME_PATH = "trainer.resume_from_path"
 
 def loggers(key: str, value: Value, _given: Given) -> Translation:
     """Console, metrics.jsonl and TensorBoard always record; `trainer.loggers` names the others."""
-    names = value if isinstance(value, list) else str(value).split(",")
-    found = [word(name).strip() for name in names]
+    listed = value if isinstance(value, list) else str(value).split(",")
+    names = [word(name).strip() for name in listed]
     supported = (*ALWAYS_RECORDED, *module_names("records/loggers"))
-    for name in found:
+    for name in names:
         if name not in supported:
             raise unsupported(key, name, supported)
-    return Translation({"trainer.loggers": [name for name in found if name not in ALWAYS_RECORDED]})
+    return Translation({"trainer.loggers": [name for name in names if name not in ALWAYS_RECORDED]})
 
 
 def checkpoints_to_keep(key: str, value: Value, given: Given) -> Translation:
     """A checkpoint holds actor and critic, so the larger of verl's two numbers counts; 0 or less keeps all."""
     values = [given.get(f"trainer.max_{role}_ckpt_to_keep", value) for role in ("actor", "critic")]
-    numbers = [0 if word(one) in ("null", "none") else whole(one) for one in values]
+    numbers = [0 if word(limit) in ("null", "none") else whole(limit) for limit in values]
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
         raise ConfigError(f"{key}={value}: expected a whole number or null", hint="it counts checkpoints to keep")

@@ -42,8 +42,8 @@ def one_of(names: dict[str, str], ours: str) -> Rule:
 def compute_type(key: str, value: Value, given: Given) -> Translation:
     """`model.dtype`. Raises ConfigError if roles and engines are to compute in different types."""
     names = _FLOAT32 | _BFLOAT16 | _FLOAT16
-    found = one_of(names, "model.dtype")(key, value, given)
-    chosen = found.settings.get("model.dtype")
+    translation = one_of(names, "model.dtype")(key, value, given)
+    chosen = translation.settings.get("model.dtype")
     for other in COMPUTE_KEYS if chosen else ():
         named = names.get(_named(given.get(other)), chosen)
         if named != chosen:
@@ -57,14 +57,14 @@ def compute_type(key: str, value: Value, given: Given) -> Translation:
             f"{key}={value}: verl's roles compute in bfloat16, and here roles and engines of a run compute in one type",
             hint=f"set model.dtype={chosen} for all of them",
         )
-    return found
+    return translation
 
 
 def model_type(key: str, value: Value, given: Given) -> Translation:
     """A key outside verl's configuration that some of its scripts give."""
-    found = compute_type(key, value, given)
+    translation = compute_type(key, value, given)
     note = f"{key} is the type in which all roles compute: trained weights have actor.weights_dtype"
-    return Translation(found.settings, note if found.settings else "")
+    return Translation(translation.settings, note if translation.settings else "")
 
 
 def dtype_rules(theirs: str, role: str) -> dict[str, Rule]:

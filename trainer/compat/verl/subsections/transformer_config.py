@@ -55,8 +55,8 @@ def whole(key: str, value: Value, given: Given) -> Translation:
     """The fields as one mapping."""
     if not isinstance(value, dict):
         return only("null", "none", "{}")(key, value, given)
-    found = [FIELDS.get(name, of_the_model)(f"{key}.{name}", one, given) for name, one in value.items()]
-    notes = "; ".join(one.note for one in found if one.note)
+    translations = [FIELDS.get(name, of_the_model)(f"{key}.{name}", field, given) for name, field in value.items()]
+    notes = "; ".join(translation.note for translation in translations if translation.note)
     return Translation({}, notes, ignored=True)
 
 

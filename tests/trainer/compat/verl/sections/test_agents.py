@@ -49,7 +49,7 @@ def test_a_multi_turn_script_keeps_its_meaning() -> None:
     ],
 )
 def test_turns_are_unlimited_unless_verl_limits_them(given: list[str], turns: int | None) -> None:
-    config, _ = load_config(["verl"], [TOOLS, *(f"{ROLLOUT}.{one}" for one in given)])
+    config, _ = load_config(["verl"], [TOOLS, *(f"{ROLLOUT}.{setting}" for setting in given)])
     assert config.rollout.max_turns == turns
 
 

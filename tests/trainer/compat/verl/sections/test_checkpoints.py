@@ -17,8 +17,8 @@ def test_save_freq_of_minus_one_saves_by_time_only_without_other_keys_of_verl() 
         assert (trainer.save_freq, trainer.minutes_between_saves) == (-1, 0)
         assert load_config([], line)[0].trainer.minutes_between_saves == 15
         assert load_config([], [*line, "trainer.save_freq=20"])[0].trainer.save_freq == 20
-        own = load_config([], [*line, "trainer.save_freq=-1", "trainer.save_minutes=5"])[0].trainer
-        assert own.minutes_between_saves == 5
+        saving = load_config([], [*line, "trainer.save_freq=-1", "trainer.save_minutes=5"])[0].trainer
+        assert saving.minutes_between_saves == 5
 
 
 NAME = "trainer.experiment_name=mine"

@@ -117,8 +117,8 @@ def test_a_parameter_that_the_loss_ignores_is_noted() -> None:
 )
 def test_ratios_are_clipped_where_verl_clips_them(line: dict[str, str], bounds: tuple[float, float]) -> None:
     settings, _ = actor(*(f"{ACTOR}.{name}={value}" for name, value in line.items()))
-    found = lower_and_upper(settings.clip_ratio, settings.clip_ratio_low, settings.clip_ratio_high)
-    assert found == bounds
+    clipped = lower_and_upper(settings.clip_ratio, settings.clip_ratio_low, settings.clip_ratio_high)
+    assert clipped == bounds
 
 
 @pytest.mark.parametrize("other", [[], [f"{ACTOR}.clip_ratio_low=0.3"], [f"{ACTOR}.clip_ratio_high=0.3"]])

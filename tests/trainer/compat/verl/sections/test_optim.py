@@ -12,7 +12,7 @@ OPTIM = "actor_rollout_ref.actor.optim"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 
 
-def found(config: Config, key: str) -> Any:
+def setting(config: Config, key: str) -> Any:
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part)
@@ -66,7 +66,8 @@ MEGATRON = ("actor_rollout_ref.actor.strategy=megatron",)
 def test_an_optimizer_s_key_sets_ours(line: list[str], expected: dict[str, Any]) -> None:
     config, _ = load_config(["verl"], line)
     for key, value in expected.items():
-        assert found(config, key) == pytest.approx(value) if isinstance(value, float) else found(config, key) == value
+        wanted = pytest.approx(value) if isinstance(value, float) else value
+        assert setting(config, key) == wanted
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ def reward(*line: str) -> RewardConfig:
 @pytest.mark.parametrize("manager", ["naive", "dapo", "prime", "gdpo"])
 @pytest.mark.parametrize("key", ["reward_model.reward_manager", "reward.reward_manager.name"])
 def test_a_manager_scores_each_row_by_its_data_source(manager: str, key: str) -> None:
-    found = reward(f"{key}={manager}")
-    assert found.name == "auto"
-    rule = found.rule_for("lighteval/MATH")
+    scoring = reward(f"{key}={manager}")
+    assert scoring.name == "auto"
+    rule = scoring.rule_for("lighteval/MATH")
     assert rule is not None
     assert rule.name == "math"
 
@@ -46,8 +46,8 @@ def test_the_gdpo_manager_hands_a_function_no_name_of_the_experiment() -> None:
     ],
 )
 def test_the_penalty_on_length_is_on_only_if_it_is_enabled(line: list[str], buffer: tuple[int, float]) -> None:
-    found = reward("data.max_response_length=128", *line)
-    assert (found.overlong_buffer, found.overlong_penalty) == buffer
+    scoring = reward("data.max_response_length=128", *line)
+    assert (scoring.overlong_buffer, scoring.overlong_penalty) == buffer
 
 
 @pytest.mark.parametrize("buffer", [BUFFER, LATER])
@@ -79,9 +79,9 @@ def test_the_penalty_is_measured_from_the_longest_response() -> None:
 @pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
 def test_a_function_keeps_its_arguments(section: str) -> None:
     line = ["path=/mine.py", "name=judge", "+reward_kwargs.scale=1e-2", "+reward_kwargs.mode=strict"]
-    found = reward(*(f"{'+' if part[0] == '+' else ''}{section}.{part.removeprefix('+')}" for part in line))
-    assert (str(found.custom_function.path), found.custom_function.name) == ("/mine.py", "judge")
-    assert found.custom_function.kwargs == {"scale": 0.01, "mode": "strict"}
+    scoring = reward(*(f"{'+' if part[0] == '+' else ''}{section}.{part.removeprefix('+')}" for part in line))
+    assert (str(scoring.custom_function.path), scoring.custom_function.name) == ("/mine.py", "judge")
+    assert scoring.custom_function.kwargs == {"scale": 0.01, "mode": "strict"}
 
 
 @pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
@@ -102,8 +102,8 @@ def test_the_name_of_a_function_counts_only_with_its_file(section: str) -> None:
 
 def test_the_batch_manager_calls_the_function_once_with_its_arguments() -> None:
     line = ["reward_model.reward_manager=batch", "reward_model.reward_kwargs.bonus=2"]
-    found = reward("custom_reward_function.path=/mine.py", *line)
-    assert (found.custom_function.batched, found.custom_function.kwargs) == (True, {"bonus": 2})
+    scoring = reward("custom_reward_function.path=/mine.py", *line)
+    assert (scoring.custom_function.batched, scoring.custom_function.kwargs) == (True, {"bonus": 2})
 
 
 @pytest.mark.parametrize(

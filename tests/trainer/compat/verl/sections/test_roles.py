@@ -86,14 +86,16 @@ def test_a_mini_batch_that_does_not_divide_the_batch_is_named_in_prompts() -> No
         load_config(["verl"], [*line, "data.train_batch_size=64"])
     assert str(caught.value) == f"{mini}=256 does not divide data.train_batch_size=64"
     assert caught.value.hint == f"{mini} counts prompts: make it divide data.train_batch_size"
-    own, _ = load_config(["verl"], [*line, "data.train_batch_size=64", *(f"{r}.mini_batch_size=256" for r in ROLES)])
-    assert own.actor.mini_batch_size == 256
+    accepted, _ = load_config(
+        ["verl"], [*line, "data.train_batch_size=64", *(f"{r}.mini_batch_size=256" for r in ROLES)]
+    )
+    assert accepted.actor.mini_batch_size == 256
     assert load_config(["verl"], [*line, "data.train_batch_size=64", f"{mini}=32"])[0].actor.mini_batch_size == 256
 
 
 def test_a_role_s_own_setting_overrides_an_inherited_one() -> None:
-    own, actor = "critic.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"
-    for arguments in ([own, actor], [actor, own]):
+    critic, actor = "critic.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"
+    for arguments in ([critic, actor], [actor, critic]):
         config, _ = load_config([], ["rollout.samples_per_prompt=1", *arguments])
         assert (config.actor.mini_batch_size, config.critic.mini_batch_size) == (32, 64)
 

@@ -51,9 +51,9 @@ def test_weights(line: list[str], correction: str, bounds: tuple[float, float]) 
     ],
 )
 def test_rejection(line: list[str], rejection: dict[str, Any]) -> None:
-    found = corrected(*line)[0].algorithm.rejection
-    assert found.keys() == rejection.keys()
-    for criterion, bound in found.items():
+    criteria = corrected(*line)[0].algorithm.rejection
+    assert criteria.keys() == rejection.keys()
+    for criterion, bound in criteria.items():
         assert bound == pytest.approx(rejection[criterion])
 
 
