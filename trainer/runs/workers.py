@@ -56,23 +56,24 @@ class TrainingGroups:
 
 @dataclass(frozen=True)
 class Workers:
-    """The groups of a run. `on_shared_gpus`: engines and actor have the same GPUs, so weights are copied on the GPU,
-    and engines free their memory while other roles compute."""
+    """The groups of a run; engines and rewards are None in a run that learns from files. `on_shared_gpus`: engines and
+    actor have the same GPUs, so weights are copied on the GPU, and engines free their memory while other roles
+    compute."""
 
-    rollout: WorkerGroup[EngineWorker]
     training: TrainingGroups
-    reward: WorkerGroup[Scorer]
+    rollout: WorkerGroup[EngineWorker] | None
+    reward: WorkerGroup[Scorer] | None
     on_shared_gpus: bool
 
 
 def start_workers(config: Config, placement: Placement) -> Workers:
     """Starts a worker of each role in each of its slots; returns at once, while they import what they need."""
-    return Workers(
-        start_engines(make_rollout, config, placement["rollout"]),  # first: engines take longest to start
-        start_training(config, placement),
-        start_group("reward", make_reward, config, placement),
-        on_shared_gpus(placement),
-    )
+    samples = "rollout" in placement
+    # First: engines take longest to start.
+    rollout = start_engines(make_rollout, config, placement["rollout"]) if samples else None
+    training = start_training(config, placement)
+    reward = start_group("reward", make_reward, config, placement) if samples else None
+    return Workers(training, rollout, reward, on_shared_gpus(placement))
 
 
 def start_training(config: Config, placement: Placement) -> TrainingGroups:

@@ -55,9 +55,8 @@ class Saver:
     """Saves the trained roles of a run. `last` is the last complete checkpoint, `step` its step.
 
     Checkpoints go to the first of `run_dirs`, and to the next one after a failure there. `written` gets step and path
-    of each that is complete. `write_beside` writes into a checkpoint what is not in the workers; the SHA-256 by file.
-    `flush_records` waits until the records of its steps are written: no checkpoint may stand without them. `inputs`
-    are the files that the run started from.
+    of each that is complete. `flush_records` waits until the records of its steps are written: no checkpoint may stand
+    without them. `inputs` are the files that the run started from.
     """
 
     def __init__(
@@ -68,13 +67,12 @@ class Saver:
         schedule: SaveSchedule,
         pause: Callable[[float], object] | None = None,
         written: Callable[[int, Path], object] | None = None,
-        write_beside: Callable[[Path], Mapping[str, str]] | None = None,
         flush_records: Callable[[], object] | None = None,
         inputs: Callable[[], Inputs] = dict,
     ) -> None:
         self._groups = groups
         self._flush_records = flush_records
-        self._write_beside = write_beside
+        self._write_beside: Callable[[Path, int], Mapping[str, str]] | None = None
         self._beside: Mapping[str, str] = {}
         self._writers = [CheckpointWriter(run_dir, keep, inputs) for run_dir in run_dirs]
         self._place = 0
@@ -91,6 +89,11 @@ class Saver:
     def resume(self, checkpoint: Path, step: int) -> None:
         """Counts a checkpoint, from which the run continues, as the last one."""
         self.last, self.step, self._resumed_step = checkpoint, step, step
+
+    def write_beside(self, write: Callable[[Path, int], Mapping[str, str]]) -> None:
+        """Has `write` add to each checkpoint what is not in the workers. It gets directory and step, and returns the
+        SHA-256 of each file. Raises CheckpointError."""
+        self._write_beside = write
 
     def begin(self, state: TrainingState) -> None:
         """Starts a checkpoint; returns as soon as every worker has copied its state.
@@ -202,7 +205,7 @@ class Saver:
         partial = self._writer.begin(state)
         try:
             copying = [group.start(TrainedRole.start_save, partial / group.role) for group in self._groups]
-            self._beside = self._write_beside(partial) if self._write_beside else {}
+            self._beside = self._write_beside(partial, state.step) if self._write_beside else {}
             wait([call for calls in copying for call in calls], self._timeout)
         except CheckpointError:
             self._writer.abandon()

@@ -4,6 +4,7 @@ other processes."""
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import ray
 
@@ -12,7 +13,10 @@ from trainer.cluster.keepers import Keeper, links, start_keepers
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import LostRankError, LoweredLimit, MemoryFullError, TrainerError, WorkerError
 from trainer.runs.checkpoints.manifest import TrainingState
+from trainer.runs.checkpoints.saving import Saver
 from trainer.runs.interfaces import TrainedRole, TrainingRole
+from trainer.runs.progress import Progress
+from trainer.runs.recovery.memory import LoweredLimits
 from trainer.runs.workers import TrainingGroups
 
 logger = logging.getLogger(__name__)
@@ -125,3 +129,44 @@ class Copies:
             raise error
         if gone:
             raise LostRankError(f"{error}; {' and '.join(gone)} left the cluster", error.hint) from error
+
+
+class Recovery:
+    """Returns a run to its last finished step, from `copies` of the trained roles, after a worker failed.
+
+    `snapshot` gives a function that returns the controller to its present state.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        snapshot: Callable[[], Callable[[], None]],
+        progress: Progress,
+        lowered: LoweredLimits,
+        saver: Saver,
+        phase: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._copies, self._snapshot, self._go_back = copies, snapshot, snapshot()
+        self._progress, self._lowered, self._saver, self._phase = progress, lowered, saver, phase
+        self._recoveries = 0  # since the last step that is recorded
+
+    def observe(self, _step: int, metrics: dict[str, float]) -> None:
+        """Copies the state after a step."""
+        with self._phase("copy"):
+            self._copies.take(self._progress.state)
+        self._go_back = self._snapshot()
+        metrics["trainer/recoveries"] = float(self._recoveries)
+        self._recoveries = 0
+
+    def recover(self, error: WorkerError) -> None:
+        """Returns to the step of the copies. Raises as `Copies.restore` does."""
+        with self._phase("recovery"):
+            try:
+                self._progress.return_to(self._copies.restore(error, self._saver.abandon))
+            except LostRankError:
+                self._progress.lose()
+                raise
+            self._go_back()
+        if isinstance(error, MemoryFullError) and error.lowered is not None:
+            self._lowered.note(error.lowered, self._progress.step + 1)
+        self._recoveries += 1

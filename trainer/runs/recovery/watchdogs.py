@@ -1,12 +1,24 @@
 """Watchdogs: detect slow failures in the metrics of the last steps, before the next update."""
 
+import logging
 import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
 
 from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
+from trainer.errors import WatchdogError
+from trainer.runs.checkpoints.manifest import TrainingState
+from trainer.runs.checkpoints.saving import Saver
+
+logger = logging.getLogger(__name__)
 
 # From mild to severe; of several alarms the most severe one decides.
 SEVERITY = ("off", "log", "skip", "roll_back", "stop")
@@ -114,3 +126,84 @@ class Watchdogs:
 def most_severe(alarms: Sequence[Alarm]) -> str:
     """The most severe action of the alarms; `off` without alarms."""
     return max((alarm.action for alarm in alarms), key=SEVERITY.index, default="off")
+
+
+class UpdateGuard:
+    """Decides before each update whether the watchdogs allow it, and rolls the weights back if one demands that.
+
+    `load_weights` gives the trained roles the weights of a checkpoint.
+    """
+
+    def __init__(
+        self,
+        settings: WatchdogsConfig,
+        saver: Saver,
+        load_weights: Callable[[Path], None],
+        phase: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._watchdogs = Watchdogs(settings)
+        self._saver, self._load_weights, self._phase = saver, load_weights, phase
+        self._after_update: dict[str, float] = {}  # metrics of the last update, not yet seen
+        if (lag := self._watchdogs.lag) is not None:
+            saver.keep_for_roll_backs(lag)
+
+    def allows(self, step: int, metrics: dict[str, float]) -> bool:
+        """Whether the watchdogs allow an update. They see this step's metrics and those of the last update; the alarms
+        are added to `metrics`.
+
+        Raises WatchdogError if one demands a stop.
+        """
+        metrics["memory/node_gib"] = psutil.virtual_memory().used / 2**30
+        alarms = self._watchdogs.look(self._after_update | metrics)
+        # Sampled metrics measure the weights of the previous step, those of its update perhaps the weights before it.
+        newest = {name: step - (1 if name in metrics else 2) for name in (*self._after_update, *metrics)}
+        self._after_update = {}
+        for alarm in alarms:
+            metrics[f"watchdog/{alarm.name}"] = 1.0
+            logger.warning("watchdog %s (%s): %s", alarm.name, alarm.action, alarm.message)
+        action = most_severe(alarms)
+        if action == "stop":
+            alarm = next(alarm for alarm in alarms if alarm.action == "stop")
+            raise WatchdogError(
+                f"watchdog {alarm.name}: {alarm.message}",
+                hint=f"look at the curves, or set watchdogs.{alarm.name}.action=log to continue regardless",
+            )
+        if action == "roll_back":
+            faults = [alarm for alarm in alarms if alarm.action == "roll_back"]
+            self._roll_back(min(newest[alarm.metric] - (alarm.steps - 1) for alarm in faults))
+        return action not in ("skip", "roll_back")
+
+    def updated(self, metrics: Mapping[str, float]) -> None:
+        """Keeps what an update measured for the next step."""
+        self._after_update = {name: metrics[name] for name in ("actor/entropy", "reference/kl") if name in metrics}
+
+    def _roll_back(self, faulty: int) -> None:
+        """Loads the weights of the last checkpoint before step `faulty`, the first whose weights may be at fault."""
+        with self._phase("save"):
+            self._saver.settle()
+        checkpoint = self._saver.before(faulty)
+        if checkpoint is None:
+            logger.warning("no checkpoint from before step %d to roll back to: only the update is skipped", faulty)
+            return
+        logger.warning("rolled back to the weights of %s, from before step %d", checkpoint, faulty)
+        self._load_weights(checkpoint)
+        self._watchdogs.forget()
+        self._saver.schedule.retry(0.0)  # so that the newest checkpoint is not the faulty one
+
+    def state(self) -> dict[str, Any]:
+        """Fields of TrainingState."""
+        return {"watched": self._watchdogs.seen(), "after_update": dict(self._after_update)}
+
+    def resume(self, state: TrainingState) -> None:
+        """Continues from the state of a checkpoint."""
+        self._watchdogs.recall(state.watched)
+        self._after_update = {name: math.nan if value is None else value for name, value in state.after_update.items()}
+
+    def snapshot(self) -> Callable[[], None]:
+        """A function that returns to the present state."""
+        kept = deepcopy((self._watchdogs, self._after_update))
+
+        def go_back() -> None:
+            self._watchdogs, self._after_update = deepcopy(kept)
+
+        return go_back

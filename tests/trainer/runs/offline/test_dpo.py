@@ -30,7 +30,8 @@ from trainer.data.preferences import read_pairs
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import build_tokenizer
 from trainer.rewards.rules.gsm8k import gsm8k
-from trainer.runs.offline.dpo import pair_batch
+from trainer.runs.offline.dpo import completions_of
+from trainer.runs.offline.run import completion_batch
 from trainer.runs.offline.sft import SftConfig
 
 
@@ -128,7 +129,7 @@ def test_responses_are_text_or_messages_and_end_with_the_end_token(tmp_path: Pat
     (pair,) = read_pairs([path], tokenizer, DataConfig())
     assert tokenizer.decode(pair.chosen.response) == "3<|end|>"
     assert tokenizer.decode(pair.rejected.response) == "44<|end|>"
-    batch = pair_batch([pair])
+    batch = completion_batch(completions_of([pair]))
     assert batch.response_mask.sum(dim=1).tolist() == [2, 3]
 
 
