@@ -16,8 +16,7 @@ from trainer.errors import WorkerError
 from trainer.rollout.engine import engine_rows
 from trainer.rollout.occupancy import Occupancy
 from trainer.rollout.sampling import Part, Response, SamplingRequest
-from trainer.weights.endpoints import WeightReceiver, WeightSender
-from trainer.weights.transfer import TRANSPORTS, choose_transport
+from trainer.weights.transfer import TRANSPORTS, WeightReceiver, WeightSender, choose_transport
 
 logger = logging.getLogger(__name__)
 
