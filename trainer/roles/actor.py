@@ -15,7 +15,7 @@ from trainer.algorithms.losses.kl import kl_loss
 from trainer.algorithms.off_policy.importance import approximate_kl, geometric_mean
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import RankPlace
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.data.batches.batch import Batch
 from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, keep_start, write_adapter
@@ -29,7 +29,7 @@ from trainer.weights.sender import Sender
 
 
 class ActorWorker(TrainingWorker, Sender):
-    def __init__(self, config: Config, place: RankPlace) -> None:
+    def __init__(self, config: WorkersConfig, place: RankPlace) -> None:
         TrainingWorker.__init__(self, config, place)
         Sender.__init__(self, config, place, self.device, self.dtype)
 
@@ -94,7 +94,7 @@ class ActorWorker(TrainingWorker, Sender):
             kl = kl_loss(log_probs, batch.reference_log_probs, settings.kl_loss_estimator, settings.kl_loss_unbiased)
             losses = losses + settings.kl_loss_coefficient * kl
             metrics["kl_loss"] = kl
-        scale_length = settings.loss_scale_length or self.config.data.max_response_length
+        scale_length = settings.loss_scale_length or self.config.longest_row[1]
         loss = aggregate(policy_loss, trained, row.aggregation or settings.loss_aggregation, count, scale_length)
         loss = loss + aggregate(losses, trained, settings.loss_aggregation, count, scale_length)
         return loss, {name: aggregate(value, mask, "token-mean", count) for name, value in metrics.items()}
@@ -115,10 +115,10 @@ class ActorWorker(TrainingWorker, Sender):
     def corrections(self, log_probs: Tensor, batch: Batch) -> tuple[Tensor | None, Tensor]:
         """The weight of each token's policy loss, None if all are 1, and the tokens that train; both
         [rows, response length]."""
-        algorithm = self.config.algorithm
-        if algorithm.old_log_probs == "trainer":  # rejected before the update
+        correction = self.config.corrects_in_update
+        if correction is None:  # rejected before the update
             return batch.corrections, batch.response_mask
-        corrected = algorithm.off_policy.apply(log_probs, batch.old_log_probs, batch.response_mask)
+        corrected = correction.apply(log_probs, batch.old_log_probs, batch.response_mask)
         return corrected.weights, corrected.accepted
 
     def trained_weights(self, shared_once: bool) -> Iterable[tuple[str, Tensor]]:

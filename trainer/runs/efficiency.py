@@ -18,7 +18,7 @@ from trainer.cluster.monitors import GpuMonitors
 from trainer.cluster.timeline import Busy, Timeline, Waiting
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.sections.trainer import TrainerConfig
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.shared_prompts import SharedPrompts
 from trainer.planning.chips import dense_bf16_flops
@@ -52,7 +52,7 @@ class Efficiency:
 
     def __init__(
         self,
-        config: Config,
+        config: WorkersConfig,
         training: Sequence[WorkerGroup[TrainingRole]],
         engines: WorkerGroup[EngineWorker] | None = None,
     ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import CheckpointError, InterruptedRun, LostRunError, RestartError, TrainerError
 from trainer.records.pages.model_card import write_model_card
 from trainer.records.tracking import INTERRUPTED, Tracker
@@ -24,7 +24,7 @@ class Ending:
 
     def __init__(
         self,
-        config: Config,
+        config: WorkersConfig,
         run_dir: Path,
         groups: TrainingGroups,
         progress: Progress,

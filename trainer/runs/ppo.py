@@ -74,6 +74,7 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
 def open_steps(data: RunData, session: Session) -> Iterator["PpoStep"]:
     """The steps of a run on this data."""
     config, workers, tracker = session.config, session.workers, session.tracker
+    assert isinstance(config, Config)
     assert workers.rollout is not None
     assert workers.reward is not None
     data = replace(data, sampler=copy(data.sampler))  # an attempt before this one has drawn from it
@@ -94,7 +95,7 @@ def open_steps(data: RunData, session: Session) -> Iterator["PpoStep"]:
     records = ResponseRecords(config, session.run_dir, collector.texts)
     tracker.flush_too(records.flush)  # no checkpoint stands without the responses of its steps
     guard = UpdateGuard(config.watchdogs, session.saver, session.load_weights, tracker.phase)
-    steps = PpoStep(session, data, engines, collector, pipeline, guard, records)
+    steps = PpoStep(config, session, data, engines, collector, pipeline, guard, records)
     session.saver.write_beside(steps.write_sampled_ahead)
     try:
         yield steps
@@ -110,6 +111,7 @@ class PpoStep:
 
     def __init__(
         self,
+        config: Config,
         session: Session,
         data: RunData,
         engines: Engines,
@@ -118,15 +120,15 @@ class PpoStep:
         guard: UpdateGuard,
         records: ResponseRecords,
     ) -> None:
-        self.config, self.tracker, self.passes = session.config, session.tracker, session.passes
+        self.config, self.tracker, self.passes = config, session.tracker, session.passes
         self.last_step, self.efficiency = session.last_step, session.efficiency
         self.roles, self.on_shared_gpus = session.workers.training, session.workers.on_shared_gpus
         self.data, self.engines, self.collector, self.pipeline = data, engines, collector, pipeline
         self.guard, self.records = guard, records
-        self.kl_coefficient = session.config.algorithm.kl_coefficient
+        self.kl_coefficient = config.algorithm.kl_coefficient
         self.exact_matches: list[float] = []
         self.sampled_step = 0  # the last one whose samples are recorded
-        self.unproven = session.config.is_exact  # the actor's log-probs are yet to be compared with the engines'
+        self.unproven = config.is_exact  # the actor's log-probs are yet to be compared with the engines'
 
     def take(self, number: int, progress: Progress) -> dict[str, float]:
         """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""

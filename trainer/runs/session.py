@@ -12,7 +12,7 @@ from trainer.background import in_background
 from trainer.cluster.calls import stalls_explained
 from trainer.cluster.connection import connected
 from trainer.cluster.ready import wait_for_ray
-from trainer.config.tree import Config, RunConfig
+from trainer.config.tree import RunConfig, WorkersConfig
 from trainer.errors import LoweredLimit
 from trainer.records.console import RUN_COLUMNS, Column
 from trainer.records.files.owner import RunOwner
@@ -42,7 +42,7 @@ S = TypeVar("S", bound=Step)
 class Session:
     """A run that has started. `config` are the workers' settings, with a value for every choice."""
 
-    config: Config
+    config: WorkersConfig
     run_dir: Path
     last_step: int
     workers: Workers
@@ -69,7 +69,7 @@ class RunKind(Generic[S]):
     user's own settings.
     """
 
-    config: Config
+    config: WorkersConfig
     roles: Sequence[str]
     rows: int
     open: Callable[[Session], AbstractContextManager[S]]
@@ -130,7 +130,7 @@ def _attempt(
 
 def _start(
     kind: RunKind[S],
-    config: Config,
+    config: WorkersConfig,
     limits: Sequence[LoweredLimit],
     run_dir: Path,
     tracker: Tracker,

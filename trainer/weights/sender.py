@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from trainer.cluster.place import RankPlace
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.data.batches.copies import HostCopies
 from trainer.weights.buckets import BUCKETS_AT_ONCE, Bucket, BucketLayout, SharedPart, StoredBucket, pack, share, store
 from trainer.weights.channel import WeightChannel
@@ -23,7 +23,7 @@ class Sender(ABC):
     """Sends a rank's trained weights, as `WeightSender` says. Its worker adds the weights, memory to share, and a store
     to meet at."""
 
-    def __init__(self, config: Config, place: RankPlace, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: WorkersConfig, place: RankPlace, device: torch.device, dtype: torch.dtype) -> None:
         self._place, self._device, self._dtype = place, device, dtype
         self._timeout = config.trainer.worker_timeout
         self._at_once = BUCKETS_AT_ONCE if config.loads_in_parts else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import CheckpointError
 from trainer.records.files.atomic import (
     bytes_below,
@@ -184,7 +184,7 @@ def read_checkpoint(directory: Path, roles: Sequence[str] = (), model: Path | No
     return manifest.state
 
 
-def read_resumed(config: Config, roles: Sequence[str]) -> TrainingState | None:
+def read_resumed(config: WorkersConfig, roles: Sequence[str]) -> TrainingState | None:
     """The state of the checkpoint that a run continues from; None if it starts anew.
 
     Raises CheckpointError unless the checkpoint is whole, holds these roles and belongs to the run's models and data.
@@ -197,7 +197,7 @@ def read_resumed(config: Config, roles: Sequence[str]) -> TrainingState | None:
     return manifest.state
 
 
-def starting_files(config: Config) -> dict[str, Path]:
+def starting_files(config: WorkersConfig) -> dict[str, Path]:
     """The files and directories that a run cannot exchange once it has begun, by setting."""
     models = {name for name in _MODELS if config.needs_critic or not name.startswith("critic.")}
     return {

@@ -127,7 +127,7 @@ def train_offline(
     def prepare() -> RunKind[OfflineStep[Example]]:
         check_files(given.data, ["train_files", "validation_files"] if validates else ["train_files"])
         config = with_local_models(given.for_workers())
-        check_models(config, given.longest_row)
+        check_models(config, given.row_limit)
         check_weights(config)
         data, seed = config.data, config.trainer.seed
         tokenizer = use_chat_template(load_tokenizer(config.model), data)

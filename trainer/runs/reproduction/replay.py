@@ -14,7 +14,7 @@ from trainer.config.dpo import DpoConfig
 from trainer.config.kto import KtoConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.sft import SftConfig
-from trainer.config.tree import Config, RunConfig
+from trainer.config.tree import Config, RunConfig, WorkersConfig
 from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
 from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
@@ -186,7 +186,7 @@ def _refuse_unequal(run_dir: Path, certificate: Certificate, settings: Config | 
         )
 
 
-def _inputs(settings: Config) -> dict[str, Input]:
+def _inputs(settings: WorkersConfig) -> dict[str, Input]:
     try:
         return {setting: hashed_input(path) for setting, path in named_paths(settings) if path.exists()}
     except OSError as error:

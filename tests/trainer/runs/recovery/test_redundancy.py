@@ -113,7 +113,6 @@ def test_a_step_that_is_taken_again_after_its_weights_were_sent_is_as_old_as_bef
     """The staleness of a token counts updates, and that of the interrupted step is undone."""
     engines, guard = Engines(), SimpleNamespace(snapshot=lambda: lambda: None)
     session: Any = SimpleNamespace(
-        config=Config(),
         tracker=None,
         passes=None,
         last_step=9,
@@ -122,7 +121,7 @@ def test_a_step_that_is_taken_again_after_its_weights_were_sent_is_as_old_as_bef
     )
     idle: Any = SimpleNamespace(paused=nullcontext)
     parts: tuple[Any, ...] = (None, engines, None, idle, guard, None)
-    steps = PpoStep(session, *parts)
+    steps = PpoStep(Config(), session, *parts)
     go_back = steps.snapshot()
     engines.version += 1
     go_back()
