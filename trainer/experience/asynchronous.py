@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from trainer.data.dataset import PromptSampler, SamplerState
 from trainer.experience.collector import Collector, Experience, Phase
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.pace import Pace
 from trainer.experience.sampled_ahead import SampledStep
+from trainer.experience.trajectory import Trajectory
 
 ROUNDING = 1e-6  # 0.3 of 10 prompts are 3, not 2.9999999999999996
 

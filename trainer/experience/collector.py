@@ -21,10 +21,10 @@ from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.conversations.tool_agent import ToolAgent
-from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.programs.host import ProgramAgent
+from trainer.experience.environment import Program
 from trainer.experience.reward_workers import RewardWorkers, Scorer
 from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode
 from trainer.rewards.answer import Answer, Scored
@@ -333,7 +333,7 @@ def _conversation_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
         calls = sum(agent.calls for agent in agents)
         failed = sum(agent.failed_calls for agent in agents)
         metrics |= {"rollout/tool_calls": calls / len(agents), "rollout/failed_tool_calls": failed / max(1, calls)}
-    programs = [row.environment for row in answered if isinstance(row.environment, ProgramAgent)]
+    programs = [row.environment for row in answered if isinstance(row.environment, Program)]
     if programs:
         metrics["rollout/failed_programs"] = mean([float(program.failed) for program in programs])
     return metrics

@@ -73,6 +73,18 @@ class ConversationEnvironment(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class Program:
+    """A program that asks for the policy's turns, in place of an environment that answers them.
+
+    `asking`: it is the policy's turn. `over`: the program is not there any more.
+    """
+
+    asking: bool = False
+    over: bool = False
+    failed: bool = False
+
+
 def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironment]:
     """The environment class that the settings name. Raises ConfigError, also if it cannot be called as it will be."""
     assert settings.path is not None

@@ -17,7 +17,7 @@ from trainer.algorithms.truncation import Truncation
 from trainer.data.dataset import Dataset, Prompt, SamplerState
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 from trainer.records.files.checksums import sha256
 from trainer.records.files.disk import writing
 

@@ -9,7 +9,7 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.experience.collector import Experience, Scores, Validation
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 from trainer.records.tracking import Sample
 from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory, validations_directory
 

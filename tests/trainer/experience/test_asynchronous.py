@@ -15,8 +15,8 @@ from trainer.data.dataset import Prompt, PromptSampler
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Experience, Phase, Scores, completed
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.sampled_ahead import SampledStep
+from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 

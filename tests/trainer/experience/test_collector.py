@@ -13,9 +13,9 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import RewardError, WorkerError
 from trainer.experience.collector import Collector, Experience, Scores, completed
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.reward_workers import Scorer
 from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.rewards.answer import Answer, Scored
 

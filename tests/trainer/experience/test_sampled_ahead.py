@@ -9,8 +9,8 @@ from trainer.algorithms.truncation import Truncation
 from trainer.data.dataset import Prompt, SamplerState
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.sampled_ahead import SampledStep, read_steps, resumable_steps, write_steps
+from trainer.experience.trajectory import Trajectory
 
 PROMPTS = [Prompt(index, (1, 2 + index), "", "", "") for index in range(4)]
 

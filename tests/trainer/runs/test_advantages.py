@@ -9,8 +9,8 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.experience.collector import Collector, Experience, Scores, completed
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.runs.advantages import Estimated, with_advantages
 

@@ -12,8 +12,8 @@ from trainer.data.formats.tools import ToolEntry, load_class, read_entries, read
 from trainer.errors import ConfigError
 from trainer.experience.call_format import CallFormat
 from trainer.experience.conversations.tool_agent import ToolAgent, Toolbox, user_kwargs
-from trainer.experience.environment import ConversationEnvironment, environment_class
-from trainer.experience.programs.host import ProgramAgent, Programs
+from trainer.experience.environment import ConversationEnvironment, Program, environment_class
+from trainer.experience.programs.host import Programs
 from trainer.experience.tool import ToolRow
 from trainer.experience.user import UserRow
 from trainer.rows import find_rows
@@ -47,7 +47,7 @@ class Agents:
         """Whether anybody answers the policy in conversations about this prompt."""
         return self._environment_class is not None or (prompt.agent_name or self._default) != SINGLE_TURN
 
-    def open(self, prompt: Prompt, seed: int) -> ConversationEnvironment | ProgramAgent:
+    def open(self, prompt: Prompt, seed: int) -> ConversationEnvironment | Program:
         """The environment of a new conversation, or its program, which is not started yet."""
         if self.programs is not None and (prompt.agent_name or self._default) == PROGRAM:
             return self.programs.agent(prompt)

@@ -11,7 +11,7 @@ import yaml
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 from trainer.rollout.sampling import Response, SamplingRequest
 
 TEMPLATE = (

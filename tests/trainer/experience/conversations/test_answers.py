@@ -15,8 +15,8 @@ from trainer.data.dataset import Prompt
 from trainer.experience.conversations.calls import Calls, Failure
 from trainer.experience.conversations.coroutines import wait_for
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import Observation
+from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 

@@ -24,8 +24,8 @@ from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError, DataError, RewardError
 from trainer.experience.conversations.calls import Failure, call_each
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import MessageTokens, environment_class
+from trainer.experience.trajectory import Trajectory
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model
