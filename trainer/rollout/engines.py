@@ -189,8 +189,9 @@ class Engines:
         self.version += 1
         return {"rollout/synced_bytes": float(self._transfer.nbytes)}
 
-    def reconnect(self) -> None:
-        """Sends the weights of an actor that was started again: those of `version`, whatever the engines hold."""
+    def reconnect(self, version: int) -> None:
+        """Sends the weights of an actor that was started again; they are of this version, whatever the engines hold."""
+        self.version = version
         self._transfer = self._connect()
         self._gathered = False
         self._replace(self._send())

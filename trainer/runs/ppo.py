@@ -24,9 +24,8 @@ from trainer.models.files import check_models, with_local_models
 from trainer.models.weight_files import check_weights
 from trainer.planning.placement import roles_of
 from trainer.rollout.engines import Engines
-from trainer.runs.advantages import resampled, with_advantages
+from trainer.runs.advantages import check_exact, resampled, with_advantages
 from trainer.runs.checkpoints.manifest import TrainingState
-from trainer.runs.corrections import check_exact
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.progress import Progress
 from trainer.runs.recovery.watchdogs import UpdateGuard
@@ -264,7 +263,6 @@ class PpoStep:
             self.kl_coefficient, self.exact_matches = kl_coefficient, list(matches)
             go_back_before_update()
             with self.pipeline.paused():
-                self.engines.version = version  # an update that they got already is undone
-                self.engines.reconnect()
+                self.engines.reconnect(version)  # an update that they got already is undone
 
         return go_back

@@ -43,9 +43,9 @@ def test_a_run_whose_actor_rank_is_killed_in_an_update_ends_like_an_undisturbed_
     assert rows[3]["time/recovery"] > 0
     for step in range(5):
         assert run.results(step) == undisturbed.results(step)
-    samples = [one.directory / "samples.jsonl" for one in (undisturbed, run)]
+    samples = [compared.directory / "samples.jsonl" for compared in (undisturbed, run)]
     assert samples[0].read_text() == samples[1].read_text()
-    before, after = (load_file(one.directory / "model" / "model.safetensors") for one in (undisturbed, run))
+    before, after = (load_file(compared.directory / "model" / "model.safetensors") for compared in (undisturbed, run))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -98,20 +98,10 @@ def test_a_checkpoint_that_is_being_written_is_given_up_only_before_ranks_are_re
     assert events == expected
 
 
-class Engines:
-    """Stands in for engines with the weights after seven updates; `sent` are the versions that they got later."""
-
-    def __init__(self) -> None:
-        self.version = 7
-        self.sent: list[int] = []
-
-    def reconnect(self) -> None:
-        self.sent.append(self.version)
-
-
 def test_a_step_that_is_taken_again_after_its_weights_were_sent_is_as_old_as_before() -> None:
     """The staleness of a token counts updates, and that of the interrupted step is undone."""
-    engines, guard = Engines(), SimpleNamespace(snapshot=lambda: lambda: None)
+    sent: list[int] = []
+    engines, guard = SimpleNamespace(version=7, reconnect=sent.append), SimpleNamespace(snapshot=lambda: lambda: None)
     session: Any = SimpleNamespace(
         tracker=None,
         passes=None,
@@ -125,7 +115,7 @@ def test_a_step_that_is_taken_again_after_its_weights_were_sent_is_as_old_as_bef
     go_back = steps.snapshot()
     engines.version += 1
     go_back()
-    assert (engines.version, engines.sent) == (7, [7])
+    assert sent == [7]
 
 
 def test_without_whole_copies_the_run_continues_from_its_last_checkpoint(
