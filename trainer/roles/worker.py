@@ -227,8 +227,8 @@ class TrainingWorker:
                 for epoch in range(settings.ppo_epochs)
                 for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).micro_batches(rows)
             ]
-        found = {name: [step[name] for step in steps if name in step] for name in dict.fromkeys(chain(*steps))}
-        means = {name: sum(values) / len(values) for name, values in found.items()} | {"learning_rate": rate}
+        values_of = {name: [step[name] for step in steps if name in step] for name in dict.fromkeys(chain(*steps))}
+        means = {name: sum(values) / len(values) for name, values in values_of.items()} | {"learning_rate": rate}
         if self.device.type == "cuda":
             means["gpu_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
         return {f"{self.section}/{name}": mean for name, mean in means.items()}

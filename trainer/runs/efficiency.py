@@ -106,46 +106,46 @@ class Efficiency:
     def _of_passes(self) -> dict[str, float]:
         seconds: dict[str, float] = defaultdict(float)
         flops: dict[str, float] = defaultdict(float)  # of a rank
-        found = {}
+        metrics = {}
         prompts: dict[tuple[int, int], SharedPrompts] = {}  # of the same tensors, which most passes have in common
-        for one in self._passes:
-            if (size := self._sizes.get(one.role)) is None:
+        for measured in self._passes:
+            if (size := self._sizes.get(measured.role)) is None:
                 continue
-            tensors = id(one.batch.token_ids), id(one.batch.response_mask)
+            tensors = id(measured.batch.token_ids), id(measured.batch.response_mask)
             if tensors not in prompts:
-                prompts[tensors] = one.batch.shared_prompts()
-            seconds[one.phase] += one.seconds
-            flops[one.phase] += self._flops(size, one, prompts[tensors]) / self._ranks[one.role]
-            found[f"tflops/{one.phase}"] = flops[one.phase] / seconds[one.phase] / 1e12
-            if rate := self._chips.get(one.role):
-                found[f"mfu/{one.phase}"] = flops[one.phase] / seconds[one.phase] / rate
-        return found
+                prompts[tensors] = measured.batch.shared_prompts()
+            seconds[measured.phase] += measured.seconds
+            flops[measured.phase] += self._flops(size, measured, prompts[tensors]) / self._ranks[measured.role]
+            metrics[f"tflops/{measured.phase}"] = flops[measured.phase] / seconds[measured.phase] / 1e12
+            if rate := self._chips.get(measured.role):
+                metrics[f"mfu/{measured.phase}"] = flops[measured.phase] / seconds[measured.phase] / rate
+        return metrics
 
-    def _flops(self, size: ModelSize, one: Pass, prompts: SharedPrompts) -> float:
-        settings = self._config.critic if one.role == "critic" else self._config.actor
-        head_tokens = 0 if one.role == "critic" else int(one.batch.response_mask.sum())
-        rows = Rows.of(prompts, head_tokens, settings.share_prompts, one.mini_batch_size)
-        if one.mini_batch_size is None:
+    def _flops(self, size: ModelSize, measured: Pass, prompts: SharedPrompts) -> float:
+        settings = self._config.critic if measured.role == "critic" else self._config.actor
+        head_tokens = 0 if measured.role == "critic" else int(measured.batch.response_mask.sum())
+        rows = Rows.of(prompts, head_tokens, settings.share_prompts, measured.mini_batch_size)
+        if measured.mini_batch_size is None:
             return forward_flops(size, rows)
         return settings.ppo_epochs * update_flops(size, rows, frozen=settings.lora.rank > 0)
 
     def _of_engines(self, busy: Busy, work: EngineWork) -> dict[str, float]:
         generating = self._generating
         workers = next(len(group) for group in self._groups if group.role == "rollout")
-        found = work.occupancy.metrics(self._config.rollout.max_num_seqs)
+        metrics = work.occupancy.metrics(self._config.rollout.max_num_seqs)
         seconds = busy.of_workers("rollout", "generate")
         seconds += [0.0] * (workers - len(seconds))
         window = busy.seconds if generating is None else generating
         if window > 0 and max(seconds) > 0:
-            found["engines/busy"] = min(1.0, fmean(seconds) / window)
-            found["engines/busy_lowest"] = min(1.0, min(seconds) / window)
-            found["engines/imbalance"] = max(seconds) / fmean(seconds)
+            metrics["engines/busy"] = min(1.0, fmean(seconds) / window)
+            metrics["engines/busy_lowest"] = min(1.0, min(seconds) / window)
+            metrics["engines/imbalance"] = max(seconds) / fmean(seconds)
         if work.tokens and work.occupancy.drafted_tokens:
-            found["engines/drafted_share"] = work.occupancy.accepted_tokens / work.tokens
+            metrics["engines/drafted_share"] = work.occupancy.accepted_tokens / work.tokens
         window = work.seconds if generating is None else generating
         if window > 0:
-            found["throughput/generated_tokens_per_second"] = work.tokens / window
-        return found
+            metrics["throughput/generated_tokens_per_second"] = work.tokens / window
+        return metrics
 
 
 def gpu_metrics(shares: Sequence[float]) -> dict[str, float]:

@@ -151,7 +151,7 @@ def connect_ranks(groups: Sequence[WorkerGroup[TrainingRole]], run_dir: Path, ru
         for group, port in zip(groups, ports, strict=True)
     ]
     notes = wait([call for calls in setups for call in calls], timeout)
-    for note in dict.fromkeys(note for own in notes for note in own):
+    for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
         logger.info("%s", note)
 
 
@@ -167,7 +167,7 @@ def find_plan(config: WorkersConfig, roles: Sequence[str]) -> Plan:
     gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
     nodes = with_memory(nodes, "cuda" if gpus else "cpu", settings.worker_timeout)
     slots = reserve_slots(nodes, gpus, settings.worker_timeout)
-    found = plan_of(config, slots, roles)
-    for line in found.lines():
+    plan = plan_of(config, slots, roles)
+    for line in plan.lines():
         logger.info("%s", line)
-    return found
+    return plan

@@ -142,8 +142,8 @@ def _user_entries(config: Config) -> list[tuple[str, str, dict[str, Any]]]:
     if file is None:
         return []
     where = f"rollout.interactions_file={file}"
-    found = read_yaml(where, file)
-    entries = found.get("interaction") if isinstance(found, dict) else None
+    content = read_yaml(where, file)
+    entries = content.get("interaction") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(e, dict) and e.get("class_name") for e in entries):
         raise ConfigError(
             f"{where}: interaction is not a list of entries", hint="an entry has name, class_name and config"

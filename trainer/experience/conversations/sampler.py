@@ -143,9 +143,9 @@ class Conversations:
             most or self._config.rollout.segment_length,
             {number: row.home for number, row in new.items() if row.environment is not None},
         )
-        found: Sampled = [(flying[number], part) for number, part in parts.items()]
+        sampled: Sampled = [(flying[number], part) for number, part in parts.items()]
         self._in_flight = {n: row for n, row in flying.items() if n not in parts or not parts[n].finished}
-        return found
+        return sampled
 
     def _meanwhile(self, sample: Callable[[], Sampled], rows: Sequence[Trajectory]) -> Sampled:
         """What the engines sample; takes answers while they do, so that they need not wait for that later."""

@@ -95,7 +95,7 @@ class Programs:
     def _places(self) -> int:
         """Programs that may start now."""
         latest = time.monotonic() + self._patience - _START_SECONDS
-        loading = sum(not one.has_asked and one.deadline > latest for one in self._running.values())
+        loading = sum(not running.has_asked and running.deadline > latest for running in self._running.values())
         return max(0, min(self._free, self._most_starts - len(self._starting) - loading))
 
     @property

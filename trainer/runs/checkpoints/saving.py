@@ -227,9 +227,9 @@ class Saver:
         written, looks = 0, 0
         while self._under_way is not None and self._finish(POLL_SECONDS):
             looks += 1
-            found = self._writer.written_bytes()
-            if found > written:
-                written, looks = found, 0
+            size = self._writer.written_bytes()
+            if size > written:
+                written, looks = size, 0
             elif looks * POLL_SECONDS >= self._timeout:
                 step, self._under_way = self._under_way.step, None
                 raise CheckpointError(
@@ -247,11 +247,13 @@ class Saver:
         limit = self._timeout + seconds
         try:
             calls = [(group, call) for group in self._groups for call in group.start(TrainedRole.finish_save, seconds)]
-            found = list(zip((group.role for group, _ in calls), wait([call for _, call in calls], limit), strict=True))
-            if any(files is None for _, files in found):
+            written = list(
+                zip((group.role for group, _ in calls), wait([call for _, call in calls], limit), strict=True)
+            )
+            if any(files is None for _, files in written):
                 return True
             state, self._under_way = self._under_way, None
-            sums = {f"{role}/{name}": own for role, files in found for name, own in (files or {}).items()}
+            sums = {f"{role}/{name}": checksum for role, files in written for name, checksum in (files or {}).items()}
             if self._flush_records is not None:
                 self._flush_records()
             self.last = self._writer.complete(sums | dict(self._beside))

@@ -90,7 +90,9 @@ class Watchdogs:
         """How many steps the first faulty weights may be older than the newest checkpoint when the run rolls back; None
         if no watchdog rolls back."""
         named = [(kind, self._settings[name]) for name, kind in KINDS.items()]
-        lags = [1 if kind.measure is last else own.window for kind, own in named if own.action == "roll_back"]
+        lags = [
+            1 if kind.measure is last else settings.window for kind, settings in named if settings.action == "roll_back"
+        ]
         return max(lags, default=None)
 
     def seen(self) -> dict[str, list[float]]:
@@ -112,14 +114,14 @@ class Watchdogs:
         values = list(self._seen[kind.metric])[-settings.window :]
         if settings.action == "off" or len(values) < settings.window:
             return None
-        found = kind.measure(values)
+        value = kind.measure(values)
         # A measure that is NaN raises an alarm, too.
-        fine = found >= settings.threshold if kind.low_is_bad else found <= settings.threshold
+        fine = value >= settings.threshold if kind.low_is_bad else value <= settings.threshold
         if fine:
             return None
         side = "below" if kind.low_is_bad else "above"
         window = f" over {settings.window} steps" if settings.window > 1 else ""
-        message = f"{kind.meaning}{window} is {found:.4g}, {side} {settings.threshold:g}"
+        message = f"{kind.meaning}{window} is {value:.4g}, {side} {settings.threshold:g}"
         return Alarm(name, settings.action, message, kind.metric, 1 if kind.measure is last else len(values))
 
 

@@ -45,9 +45,9 @@ def test_one_bad_step_triggers_at_once(name: str, metric: str, value: float) -> 
 
 def test_the_reward_triggers_on_its_deviation_over_a_full_window() -> None:
     swings = [{"reward/mean": 1.0 if step % 2 else -1.0} for step in range(12)]
-    found = rings({}, swings)
-    assert found[:9] == [[]] * 9
-    assert found[9:] == [["reward_deviation"]] * 3
+    alarms_of_steps = rings({}, swings)
+    assert alarms_of_steps[:9] == [[]] * 9
+    assert alarms_of_steps[9:] == [["reward_deviation"]] * 3
     assert rings({"reward_deviation": {"threshold": 1.5}}, swings) == [[]] * 12
 
 
