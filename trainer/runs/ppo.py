@@ -31,8 +31,7 @@ from trainer.runs.progress import Progress
 from trainer.runs.recovery.watchdogs import UpdateGuard
 from trainer.runs.reproduction.writer import Repeat
 from trainer.runs.responses import ResponseRecords
-from trainer.runs.session import RunKind, Session
-from trainer.runs.session import train as train_session
+from trainer.runs.session import RunKind, Session, run
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class TrainingResult:
 
 
 def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
-    """Runs PPO; see `trainer.runs.session.train`."""
+    """Runs PPO; see `trainer.runs.session.run`."""
 
     def prepare() -> RunKind[PpoStep]:
         local = with_local_models(config)
@@ -63,7 +62,7 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
         data = RunData.load(local)
         return RunKind(local, roles_of(local), len(data.training), partial(open_steps, data))
 
-    finished = train_session(config, prepare, repeat)
+    finished = run(config, prepare, repeat)
     matches = finished.steps.exact_matches
     first, last = (matches[0], matches[-1]) if matches else (None, None)
     return TrainingResult(finished.run_dir, finished.last_step, first, last)

@@ -84,7 +84,7 @@ class FinishedRun(Generic[S]):
     steps: S
 
 
-def train(given: RunConfig, prepare: Callable[[], RunKind[S]], repeat: Repeat | None = None) -> FinishedRun[S]:
+def run(given: RunConfig, prepare: Callable[[], RunKind[S]], repeat: Repeat | None = None) -> FinishedRun[S]:
     """Takes all steps of a run on the Ray cluster at RAY_ADDRESS, or on this machine.
 
     `given` are the user's own settings. `prepare` reads models and data, before any process starts: an error in a file

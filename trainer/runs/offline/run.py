@@ -22,7 +22,7 @@ from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.progress import Progress
 from trainer.runs.reproduction.writer import Repeat
-from trainer.runs.session import RunKind, Session, train
+from trainer.runs.session import RunKind, Session, run
 
 Example = TypeVar("Example")
 Learned = TypeVar("Learned", contravariant=True)
@@ -121,7 +121,7 @@ def train_offline(
     also: Mapping[str, str] = {},
 ) -> Path:
     """Runs an offline method; the run's directory. `read` reads examples from files; `validates`: held-out files are
-    needed. See `OfflineStep` and `trainer.runs.session.train`.
+    needed. See `OfflineStep` and `trainer.runs.session.run`.
     """
 
     def prepare() -> RunKind[OfflineStep[Example]]:
@@ -143,4 +143,4 @@ def train_offline(
         roles = ["actor", "reference"] if separate else ["actor"]
         return RunKind(config, roles, len(training), open_steps, columns, records_given=True)
 
-    return train(given, prepare, repeat).run_dir
+    return run(given, prepare, repeat).run_dir
