@@ -5,16 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.config.tree import WorkersConfig
 from trainer.errors import CheckpointError, InterruptedRun, LostRunError, RestartError, TrainerError
 from trainer.records.pages.model_card import write_model_card
-from trainer.records.tracking import INTERRUPTED, Tracker
+from trainer.records.tracking import INTERRUPTED
 from trainer.runs.checkpoints.final_model import write_final_model
 from trainer.runs.checkpoints.places import run_directories
-from trainer.runs.checkpoints.saving import ROUNDS, Saver
-from trainer.runs.progress import Progress
-from trainer.runs.reproduction.writer import CertificateWriter
-from trainer.runs.workers import TrainingGroups
+from trainer.runs.checkpoints.saving import ROUNDS
+from trainer.runs.session import Session
+from trainer.runs.step import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -22,18 +20,9 @@ logger = logging.getLogger(__name__)
 class Ending:
     """Saves and exports what a run has learned."""
 
-    def __init__(
-        self,
-        config: WorkersConfig,
-        run_dir: Path,
-        groups: TrainingGroups,
-        progress: Progress,
-        saver: Saver,
-        tracker: Tracker,
-        certificate: CertificateWriter,
-    ) -> None:
-        self._config, self._settings, self._run_dir, self._groups = config, config.trainer, run_dir, groups
-        self._progress, self._saver, self._tracker, self._certificate = progress, saver, tracker, certificate
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self._session, self._progress = session, progress
+        self._settings, self._saver, self._tracker = session.config.trainer, session.saver, session.tracker
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -89,19 +78,18 @@ class Ending:
 
         Raises CheckpointError.
         """
-        step, model, settings = self._progress.step, self._config.model.directory, self._config.model_dump(mode="json")
+        step, config, of_run = self._progress.step, self._session.config, self._session.run_dir
 
         def describe(directory: Path) -> None:
             self._tracker.flush()  # the card reads the metrics
-            write_model_card(directory, self._run_dir, step, model, settings)
+            write_model_card(directory, of_run, step, config.model.directory, config.model_dump(mode="json"))
 
         with self._tracker.phase("export"):
-            directories = run_directories(self._settings, self._run_dir)
-            timeout = self._settings.worker_timeout
-            run_dir = write_final_model(self._groups.actor, directories, describe, self._saver, timeout)
-        if run_dir != self._run_dir:
+            actor, directories = self._session.workers.training.actor, run_directories(self._settings, of_run)
+            run_dir = write_final_model(actor, directories, describe, self._saver, self._settings.worker_timeout)
+        if run_dir != of_run:
             logger.warning("the final model is in %s", run_dir / "model")
-        self._certificate.model(step, run_dir / "model")
+        self._session.certificate.model(step, run_dir / "model")
 
     def _write_results(self) -> None:
         """Writes the last checkpoint and the final model, each whether or not the other can be written."""
@@ -116,10 +104,8 @@ class Ending:
         step, last = self._progress.step, self._saver.last
         causes = " and ".join(str(error) for error in troubles)
         if self._saver.step == step:
-            hint = (
-                f"the checkpoint of step {step} is whole: `python -m trainer export {self._run_dir}` makes the model "
-                "of it"
-            )
+            export = f"`python -m trainer export {self._session.run_dir}`"
+            hint = f"the checkpoint of step {step} is whole: {export} makes the model of it"
         elif last is None:
             hint = "there is no checkpoint to continue from"
             hint += ", because trainer.save_freq=0" if self._settings.save_freq == 0 else ""

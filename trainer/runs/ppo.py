@@ -27,11 +27,12 @@ from trainer.rollout.engines import Engines
 from trainer.runs.advantages import check_exact, resampled, with_advantages
 from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
-from trainer.runs.progress import Progress
+from trainer.runs.loop import run
 from trainer.runs.recovery.watchdogs import UpdateGuard
 from trainer.runs.reproduction.writer import Repeat
 from trainer.runs.responses import ResponseRecords
-from trainer.runs.session import RunKind, Session, run
+from trainer.runs.session import RunKind, Session
+from trainer.runs.step import Metrics, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class TrainingResult:
 
 
 def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
-    """Runs PPO; see `trainer.runs.session.run`."""
+    """Runs PPO; see `trainer.runs.loop.run`."""
 
     def prepare() -> RunKind[PpoStep]:
         local = with_local_models(config)
@@ -92,7 +93,7 @@ def open_steps(data: RunData, session: Session) -> Iterator["PpoStep"]:
         pipeline = Pipeline(collector, data.sampler, tracker.phase, ahead=mode == "one_step_off")
     records = ResponseRecords(config, session.run_dir, collector.texts)
     tracker.flush_too(records.flush)  # no checkpoint stands without the responses of its steps
-    guard = UpdateGuard(config.watchdogs, session.saver, session.load_weights, tracker.phase)
+    guard = UpdateGuard(session, config.watchdogs)
     steps = PpoStep(config, session, data, engines, collector, pipeline, guard, records)
     session.saver.write_beside(steps.write_sampled_ahead)
     try:
@@ -128,7 +129,7 @@ class PpoStep:
         self.sampled_step = 0  # the last one whose samples are recorded
         self.unproven = config.is_exact  # the actor's log-probs are yet to be compared with the engines'
 
-    def take(self, number: int, progress: Progress) -> dict[str, float]:
+    def take(self, number: int, progress: Progress) -> Metrics:
         """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
         phase, started = self.tracker.phase, time.perf_counter()
         experience = self.pipeline.take(number, self.last_step)  # phase generate
@@ -187,7 +188,7 @@ class PpoStep:
             self.tracker.log_samples(number, self.records.samples(experience, scores.values.tolist()))
             self.sampled_step = number
 
-    def update(self, number: int, batch: Batch, metrics: dict[str, float]) -> None:
+    def update(self, number: int, batch: Batch, metrics: Metrics) -> None:
         """The optimizer steps of critic and actor."""
         if self.roles.critic:
             read = batch.with_only(*CRITIC_READS)
@@ -201,7 +202,7 @@ class PpoStep:
                 metrics.setdefault("reference/kl", metrics["actor/kl_loss"])
             self.guard.updated(metrics)
 
-    def sync_weights(self, metrics: dict[str, float]) -> None:
+    def sync_weights(self, metrics: Metrics) -> None:
         """Gives the engines the actor's weights, between two of their responses or segments."""
         with self.tracker.phase("sync_weights"):
             self.engines.gather_weights()
@@ -211,7 +212,7 @@ class PpoStep:
         waited = self.tracker.seconds.get("time/generate", 0.0)
         self.efficiency.engines_did(work, waited if self.config.trainer.mode == "synchronous" else None)
 
-    def validate(self, number: int) -> dict[str, float]:
+    def validate(self, number: int) -> Metrics:
         """Metrics of responses to the held-out prompts."""
         with self.pipeline.paused(), self.tracker.phase("validate"):
             validation = self.collector.validate()

@@ -12,9 +12,8 @@ from tests.training_state import training_state
 from trainer.config.tree import Config
 from trainer.errors import TrainerError, WatchdogError, WorkerError
 from trainer.runs.checkpoints.manifest import TrainingState
-from trainer.runs.ending import Ending
 from trainer.runs.loop import Loop
-from trainer.runs.progress import Progress
+from trainer.runs.step import Progress
 
 Events = list[tuple[Any, ...]]
 
@@ -22,8 +21,8 @@ Events = list[tuple[Any, ...]]
 class PlayedSteps:
     """Steps that learn nothing; `fails` is called inside the update of the second one."""
 
-    def __init__(self, fails: Callable[[], None]) -> None:
-        self._fails = fails
+    def __init__(self, fails: Callable[[], None], validate: Callable[[int], None]) -> None:
+        self._fails, self._validate = fails, validate
 
     def take(self, number: int, progress: Progress) -> dict[str, float]:
         metrics = {"reward/mean": 0.5}
@@ -32,14 +31,15 @@ class PlayedSteps:
                 self._fails()
         return metrics
 
-    def validate(self, _number: int) -> dict[str, float]:
+    def validate(self, number: int) -> dict[str, float]:
+        self._validate(number)
         return {}
 
     def begin(self, resumed: TrainingState | None) -> None:
         """There is nothing to prepare."""
 
     def state(self) -> dict[str, Any]:
-        return {}
+        return {"sampler": training_state(0).sampler}
 
     def snapshot(self) -> Callable[[], None]:
         return lambda: None
@@ -48,49 +48,47 @@ class PlayedSteps:
 def run(
     tmp_path: Path,
     fails: Callable[[], None] = lambda: None,
-    validate: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None,
-    recovery: Any = None,
+    validate: Callable[[int], None] = lambda _step: None,
 ) -> Events:
-    """Takes two steps, of which `validate` follows each; what was logged and saved, and the error."""
+    """Takes two steps, each of which `validate` follows; what was logged and saved, and the error."""
     events: Events = []
-    config: Any = Config.model_validate({"trainer": {"test_before_training": False}})
-    stop: Any = SimpleNamespace(defer=lambda: None, check=lambda: None)
-    tracker: Any = SimpleNamespace(
-        phase=lambda _name: nullcontext(), log=lambda step, metrics: events.append(("logged", step, metrics))
+    steps = PlayedSteps(fails, validate)
+    tracker = SimpleNamespace(
+        phase=lambda _name: nullcontext(),
+        begin=lambda: None,
+        log=lambda step, metrics: events.append(("logged", step, metrics)),
+        log_waits=lambda *_: None,
     )
-    saver: Any = SimpleNamespace(
-        last=None, healthy=lambda: True, save=lambda state, *_: events.append(("saved", state.step)), close=lambda: None
+    saver = SimpleNamespace(
+        last=None,
+        schedule=SimpleNamespace(due=lambda _step: False),
+        look=dict,
+        healthy=lambda: True,
+        save=lambda state, *_: events.append(("saved", state.step)),
+        close=lambda: None,
     )
-    efficiency: Any = SimpleNamespace(measured=lambda _metrics: nullcontext(), timeline=None)
-    progress = Progress(training_state, stop, tmp_path)
-
-    def record(step: int, metrics: dict[str, float]) -> None:
-        tracker.log(step, metrics)
-        progress.logged()
-
-    unused: Any = None
-    loop = Loop(
-        config.trainer,
-        PlayedSteps(fails),
-        2,
-        progress,
+    session: Any = SimpleNamespace(
+        config=Config.model_validate({"trainer": {"test_before_training": False, "test_freq": 1}}),
+        run_dir=tmp_path,
+        last_step=2,
+        resumed=None,
+        lowered=(),
+        workers=SimpleNamespace(training=SimpleNamespace(all=[])),
         tracker=tracker,
-        stop=stop,
-        efficiency=efficiency,
-        traced=lambda _step: nullcontext(),
-        observers=[progress.finish, validate, record],
-        recovery=recovery(progress) if recovery else None,
-        ending=Ending(config, tmp_path, unused, progress, saver, tracker, unused),
+        stop=SimpleNamespace(defer=lambda: None, check=lambda: None),
+        certificate=SimpleNamespace(begin=lambda: None),
+        efficiency=SimpleNamespace(measured=lambda _metrics: nullcontext(), timeline=None, waiting={}),
+        saver=saver,
     )
     try:
-        loop.run()
+        Loop(session, steps).run()
     except TrainerError as error:
         events.append((type(error),))
     return events
 
 
 def fail(error: Exception) -> Callable[..., None]:
-    def raises(step: int = 2, _metrics: object = None) -> None:
+    def raises(step: int = 2) -> None:
         if step == 2:
             raise error
 
@@ -116,21 +114,3 @@ def test_a_run_that_fails_while_it_changes_the_weights_saves_nothing(
 def test_a_run_that_a_watchdog_stops_saves_its_last_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert run(tmp_path, fail(WatchdogError("watchdog kl"))) == [FIRST, ("saved", 1), (WatchdogError,)]
     assert "it failed while it changed the weights" not in caplog.text
-
-
-def test_a_step_is_taken_again_after_a_recovery(tmp_path: Path) -> None:
-    errors = [WorkerError("the actor died")]
-
-    def fails() -> None:
-        if errors:
-            raise errors.pop()
-
-    class Recovery:
-        def __init__(self, progress: Progress) -> None:
-            self._progress = progress
-
-        def recover(self, _error: WorkerError) -> None:
-            self._progress.return_to(training_state(1))
-
-    events = run(tmp_path, fails, validate=fail(WatchdogError("ends the run")), recovery=Recovery)
-    assert [event[:2] for event in events] == [("logged", 1), ("logged", 2), ("saved", 2), (WatchdogError,)]

@@ -20,13 +20,13 @@ from trainer.models.weight_files import check_weights
 from trainer.records.console import Column
 from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.interfaces import ActorRole, ReferenceRole
-from trainer.runs.progress import Progress
+from trainer.runs.loop import run
 from trainer.runs.reproduction.writer import Repeat
-from trainer.runs.session import RunKind, Session, run
+from trainer.runs.session import RunKind, Session
+from trainer.runs.step import Metrics, Progress
 
 Example = TypeVar("Example")
 Learned = TypeVar("Learned", contravariant=True)
-Metrics = dict[str, float]
 
 
 class Method(Protocol[Learned]):
@@ -121,7 +121,7 @@ def train_offline(
     also: Mapping[str, str] = {},
 ) -> Path:
     """Runs an offline method; the run's directory. `read` reads examples from files; `validates`: held-out files are
-    needed. See `OfflineStep` and `trainer.runs.session.run`.
+    needed. See `OfflineStep` and `trainer.runs.loop.run`.
     """
 
     def prepare() -> RunKind[OfflineStep[Example]]:

@@ -6,13 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.cluster.calls import wait
 from trainer.config.tree import RunConfig, WorkersConfig
 from trainer.errors import LoweredLimit, MemoryFullError, RestartError
 from trainer.runs.checkpoints.manifest import TrainingState
-from trainer.runs.interfaces import TrainingRole
-from trainer.runs.reproduction.writer import CertificateWriter
-from trainer.runs.workers import TrainingGroups
 
 logger = logging.getLogger(__name__)
 
@@ -82,39 +78,3 @@ def all_lowered(resumed: TrainingState | None, lowered: Sequence[LoweredLimit]) 
     """The limits that were lowered before a checkpoint and then those after it."""
     before = resumed.lowered if resumed else ()
     return [*before, *(limit for limit in lowered if limit not in before)]
-
-
-class LoweredLimits:
-    """The limits that were lowered in a run, in that order: `limits`. Each is recorded in certificate and metrics."""
-
-    def __init__(
-        self,
-        groups: TrainingGroups,
-        certificate: CertificateWriter,
-        timeout: float,
-        before: tuple[LoweredLimit, ...] = (),
-    ) -> None:
-        """`before` are limits that the certificate has already."""
-        self._groups, self._certificate, self._timeout = groups, certificate, timeout
-        self.limits = before
-        self._unlogged = 0
-
-    def note(self, limit: LoweredLimit, step: int) -> None:
-        """Records a limit that was lowered in a step."""
-        self.limits = (*self.limits, limit)
-        self._unlogged += 1
-        self._certificate.lowered(step, limit)
-
-    def observe(self, step: int, metrics: dict[str, float]) -> None:
-        """Reports and records the limits that ranks have lowered by themselves during a step."""
-        calls = [call for group in self._groups.all for call in group.start(TrainingRole.take_lowered)]
-        for limit in (limit for lowered in wait(calls, self._timeout) for limit in lowered):
-            logger.warning(
-                "step %d: the GPU's memory was full, so a pass was taken again with %s, which stays; results do not "
-                "depend on it; to avoid the repetition, set %s=%d",
-                *(step, limit, limit.setting, limit.after),
-            )
-            self.note(limit, step)
-        if self._unlogged:
-            metrics["memory/lowered_limits"] = float(self._unlogged)
-            self._unlogged = 0

@@ -4,7 +4,6 @@ other processes."""
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import ray
 
@@ -13,10 +12,9 @@ from trainer.cluster.keepers import Keeper, links, start_keepers
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import LostRankError, LoweredLimit, MemoryFullError, TrainerError, WorkerError
 from trainer.runs.checkpoints.manifest import TrainingState
-from trainer.runs.checkpoints.saving import Saver
 from trainer.runs.interfaces import TrainedRole, TrainingRole
-from trainer.runs.progress import Progress
-from trainer.runs.recovery.memory import LoweredLimits
+from trainer.runs.session import Session
+from trainer.runs.step import Metrics, Progress, Step
 from trainer.runs.workers import TrainingGroups
 
 logger = logging.getLogger(__name__)
@@ -132,29 +130,20 @@ class Copies:
 
 
 class Recovery:
-    """Returns a run to its last finished step, from `copies` of the trained roles, after a worker failed.
+    """Returns a run to its last finished step, from copies of the trained roles, after a worker failed."""
 
-    `snapshot` gives a function that returns the controller to its present state.
-    """
-
-    def __init__(
-        self,
-        copies: Copies,
-        snapshot: Callable[[], Callable[[], None]],
-        progress: Progress,
-        lowered: LoweredLimits,
-        saver: Saver,
-        phase: Callable[[str], AbstractContextManager[None]],
-    ) -> None:
-        self._copies, self._snapshot, self._go_back = copies, snapshot, snapshot()
-        self._progress, self._lowered, self._saver, self._phase = progress, lowered, saver, phase
+    def __init__(self, session: Session, steps: Step, progress: Progress) -> None:
+        """Takes the first copies. Raises WorkerError."""
+        self._session, self._steps, self._progress, self._phase = session, steps, progress, session.tracker.phase
+        self._copies = Copies(session.workers.training, session.connect, progress.state)
+        self._go_back = steps.snapshot()
         self._recoveries = 0  # since the last step that is recorded
 
-    def observe(self, _step: int, metrics: dict[str, float]) -> None:
+    def copy(self, _step: int, metrics: Metrics) -> None:
         """Copies the state after a step."""
         with self._phase("copy"):
             self._copies.take(self._progress.state)
-        self._go_back = self._snapshot()
+        self._go_back = self._steps.snapshot()
         metrics["trainer/recoveries"] = float(self._recoveries)
         self._recoveries = 0
 
@@ -162,11 +151,11 @@ class Recovery:
         """Returns to the step of the copies. Raises as `Copies.restore` does."""
         with self._phase("recovery"):
             try:
-                self._progress.return_to(self._copies.restore(error, self._saver.abandon))
+                self._progress.return_to(self._copies.restore(error, self._session.saver.abandon))
             except LostRankError:
                 self._progress.lose()
                 raise
             self._go_back()
         if isinstance(error, MemoryFullError) and error.lowered is not None:
-            self._lowered.note(error.lowered, self._progress.step + 1)
+            self._progress.lower(error.lowered, self._progress.step + 1)
         self._recoveries += 1

@@ -5,10 +5,8 @@ import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +14,7 @@ import psutil
 from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
 from trainer.errors import WatchdogError
 from trainer.runs.checkpoints.manifest import TrainingState
-from trainer.runs.checkpoints.saving import Saver
+from trainer.runs.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -131,23 +129,13 @@ def most_severe(alarms: Sequence[Alarm]) -> str:
 
 
 class UpdateGuard:
-    """Decides before each update whether the watchdogs allow it, and rolls the weights back if one demands that.
+    """Decides before each update whether the watchdogs allow it, and rolls the weights back if one demands that."""
 
-    `load_weights` gives the trained roles the weights of a checkpoint.
-    """
-
-    def __init__(
-        self,
-        settings: WatchdogsConfig,
-        saver: Saver,
-        load_weights: Callable[[Path], None],
-        phase: Callable[[str], AbstractContextManager[None]],
-    ) -> None:
-        self._watchdogs = Watchdogs(settings)
-        self._saver, self._load_weights, self._phase = saver, load_weights, phase
+    def __init__(self, session: Session, settings: WatchdogsConfig) -> None:
+        self._session, self._saver, self._watchdogs = session, session.saver, Watchdogs(settings)
         self._after_update: dict[str, float] = {}  # metrics of the last update, not yet seen
         if (lag := self._watchdogs.lag) is not None:
-            saver.keep_for_roll_backs(lag)
+            self._saver.keep_for_roll_backs(lag)
 
     def allows(self, step: int, metrics: dict[str, float]) -> bool:
         """Whether the watchdogs allow an update. They see this step's metrics and those of the last update; the alarms
@@ -181,14 +169,14 @@ class UpdateGuard:
 
     def _roll_back(self, faulty: int) -> None:
         """Loads the weights of the last checkpoint before step `faulty`, the first whose weights may be at fault."""
-        with self._phase("save"):
+        with self._session.tracker.phase("save"):
             self._saver.settle()
         checkpoint = self._saver.before(faulty)
         if checkpoint is None:
             logger.warning("no checkpoint from before step %d to roll back to: only the update is skipped", faulty)
             return
         logger.warning("rolled back to the weights of %s, from before step %d", checkpoint, faulty)
-        self._load_weights(checkpoint)
+        self._session.load_weights(checkpoint)
         self._watchdogs.forget()
         self._saver.schedule.retry(0.0)  # so that the newest checkpoint is not the faulty one
 

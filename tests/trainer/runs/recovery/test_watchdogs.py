@@ -114,8 +114,12 @@ def guard(
     checkpoints: Checkpoints | None = None,
     load_weights: Callable[[Path], None] = lambda _checkpoint: None,
 ) -> UpdateGuard:
-    saver: Any = checkpoints or Checkpoints()
-    return UpdateGuard(WatchdogsConfig.model_validate(settings), saver, load_weights, lambda _phase: nullcontext())
+    session: Any = SimpleNamespace(
+        saver=checkpoints or Checkpoints(),
+        load_weights=load_weights,
+        tracker=SimpleNamespace(phase=lambda _name: nullcontext()),
+    )
+    return UpdateGuard(session, WatchdogsConfig.model_validate(settings))
 
 
 def test_a_watchdog_that_stops_raises_an_error_that_names_it() -> None:
