@@ -1,16 +1,21 @@
 """How a run ends: its last step is saved, and the model is exported once all steps are taken."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from trainer.errors import CheckpointError, InterruptedRun, LostRunError, RestartError, TrainerError
+from trainer.cluster.calls import wait_while
+from trainer.cluster.workers import WorkerGroup
+from trainer.errors import CheckpointError, InterruptedRun, LostRunError, RestartError, TrainerError, WorkerError
+from trainer.records.files.atomic import atomic_directory, bytes_below, remove_remains
+from trainer.records.files.disk import unwritable
 from trainer.records.pages.model_card import write_model_card
 from trainer.records.tracking import INTERRUPTED
-from trainer.runs.checkpoints.final_model import write_final_model
 from trainer.runs.checkpoints.places import run_directories
-from trainer.runs.checkpoints.saving import ROUNDS
+from trainer.runs.checkpoints.saving import RETRY_SECONDS, ROUNDS, Saver
+from trainer.runs.interfaces import ActorRole
 from trainer.runs.session import Session
 from trainer.runs.step import Progress
 
@@ -116,3 +121,36 @@ class Ending:
     def _how_to_continue(self) -> str:
         last = self._saver.last
         return "" if last is None else f"continue with trainer.resume={last}"
+
+
+def write_final_model(
+    actor: WorkerGroup[ActorRole],
+    run_directories: Sequence[Path],
+    describe: Callable[[Path], None],
+    saver: Saver,
+    timeout: float,
+) -> Path:
+    """Writes the policy as a model directory that Transformers and vLLM can load, in the first of the directories that
+    can be written; that directory. Tries each of them several times. `describe` adds the model card. `timeout`, in
+    seconds, is that of workers that write nothing.
+
+    Raises CheckpointError.
+    """
+    for attempt in range(1, ROUNDS + 1):
+        for run_dir in run_directories:
+            try:
+                remove_remains(run_dir, "model.*")
+                with atomic_directory(run_dir / "model") as directory:
+                    wait_while(actor.start(ActorRole.export, directory), timeout, partial(bytes_below, directory))
+                    describe(directory)
+            except (OSError, CheckpointError, WorkerError) as error:
+                refused = isinstance(error, CheckpointError)
+                failure = error if refused else unwritable(run_dir / "model", str(error))
+                logger.warning("%s", failure)
+                if not saver.healthy():
+                    raise failure from error
+            else:
+                return run_dir
+        if attempt < ROUNDS:
+            saver.pause(RETRY_SECONDS)
+    raise failure
