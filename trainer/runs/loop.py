@@ -2,9 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import torch
 
@@ -25,22 +23,13 @@ from trainer.runs.step import Metrics, Progress, Step
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S", bound=Step)
-
 # torch threads in the controller, whose tensors are small: dividing 2,048 rows among four ranks took 342 ms with the 64
 # threads of a large host, 6 ms with 8.
 THREADS = 8
 
 
-@dataclass(frozen=True)
-class FinishedRun(Generic[S]):
-    run_dir: Path
-    last_step: int
-    steps: S
-
-
-def run(given: RunConfig, prepare: Callable[[], RunKind[S]], repeat: Repeat | None = None) -> FinishedRun[S]:
-    """Takes all steps of a run on the Ray cluster at RAY_ADDRESS, or on this machine.
+def run(given: RunConfig, prepare: Callable[[], RunKind[Step]], repeat: Repeat | None = None) -> Path:
+    """Takes all steps of a run on the Ray cluster at RAY_ADDRESS, or on this machine; the run's directory.
 
     `given` are the user's own settings. `prepare` reads models and data, before any process starts: an error in a file
     costs seconds. `repeat` is what a replay repeats. Raises a TrainerError for every problem that the user can fix,
@@ -51,14 +40,13 @@ def run(given: RunConfig, prepare: Callable[[], RunKind[S]], repeat: Repeat | No
     kind = prepare()
     wait_for_ray()  # so far nothing is written: if Ray never is up, nothing is left
 
-    def attempt(given: RunConfig, lowered: Sequence[LoweredLimit], again: bool) -> FinishedRun[S]:
+    def attempt(given: RunConfig, lowered: Sequence[LoweredLimit], again: bool) -> Path:
         with (
             started(kind, run_dir, owner.check, repeat, given, lowered, again) as session,
             kind.open(session) as steps,
         ):
-            loop = Loop(session, steps)
-            loop.run()
-            return FinishedRun(run_dir, loop.progress.step, steps)
+            Loop(session, steps).run()
+            return run_dir
 
     with RunOwner(run_dir) as owner, stalls_explained(given.trainer, run_dir):
         return restarted(given, run_dir, attempt)
@@ -71,24 +59,24 @@ class Loop:
         """Loads the checkpoint to continue from, if there is one, and prepares the first step."""
         self._session, self._steps, self._settings = session, steps, session.config.trainer
         with session.tracker.phase("start_up"):
-            self.progress = Progress(session, steps)
+            self._progress = Progress(session, steps)
             self._continue()
             session.tracker.begin()
             session.certificate.begin()
-            recovery = Recovery(session, steps, self.progress) if self._settings.redundancy else None
+            recovery = Recovery(session, steps, self._progress) if self._settings.redundancy else None
         traces = Traces(self._settings, session.run_dir, session.workers.training.all, session.tracker)
-        self._recovery, self._traces, self._ending = recovery, traces, Ending(session, self.progress)
+        self._recovery, self._traces, self._ending = recovery, traces, Ending(session, self._progress)
         # What follows each step; each gets its number and its metrics so far, to which it may add.
         copy = [recovery.copy] if recovery else []
         self._observers: list[Callable[[int, Metrics], None]] = [
-            *(self._look_at_checkpoint, self.progress.collect_lowered, self.progress.finish, self._validate),
+            *(self._look_at_checkpoint, self._progress.collect_lowered, self._progress.finish, self._validate),
             *copy,
             *(self._record, self._save),
         ]
 
     def run(self) -> None:
         """All steps, with validation and checkpoints between them."""
-        session, progress = self._session, self.progress
+        session, progress = self._session, self._progress
         session.stop.defer()
         collect_garbage()  # now, and not while ranks wait for this process
         torch.set_num_threads(min(torch.get_num_threads(), THREADS))
@@ -110,7 +98,7 @@ class Loop:
     def _take(self, number: int) -> None:
         metrics: Metrics = {}
         with self._traces.traced(number), self._session.efficiency.measured(metrics):
-            metrics |= self._steps.take(number, self.progress)
+            metrics |= self._steps.take(number, self._progress)
         for observe in self._observers:
             observe(number, metrics)
 
@@ -120,21 +108,21 @@ class Loop:
     def _validate(self, step: int, metrics: Metrics) -> None:
         freq = self._settings.test_freq
         if step == self._session.last_step or (freq > 0 and step % freq == 0):
-            metrics |= self.progress.validate()
+            metrics |= self._progress.validate()
 
     def _record(self, step: int, metrics: Metrics) -> None:
         self._session.tracker.log_waits(step, self._session.efficiency.waiting)
         self._session.tracker.log(step, metrics)
-        self.progress.logged()
+        self._progress.logged()
 
     def _save(self, step: int, _metrics: Metrics) -> None:
         session = self._session
         if step < session.last_step and session.saver.schedule.due(step):
             with session.tracker.phase("save"):
-                session.saver.begin(self.progress.state)
+                session.saver.begin(self._progress.state)
 
     def _good_enough(self) -> bool:
-        stop_at, exact_match = self._settings.stop_at, self.progress.state.exact_match
+        stop_at, exact_match = self._settings.stop_at, self._progress.state.exact_match
         return stop_at is not None and exact_match is not None and exact_match >= stop_at
 
     def _continue(self) -> None:
@@ -142,10 +130,10 @@ class Loop:
         if session.resumed is not None and checkpoint is not None:
             session.load_weights(checkpoint)
             session.saver.resume(checkpoint, session.resumed.step)
-            if self.progress.step >= session.last_step:
+            if self._progress.step >= session.last_step:
                 logger.warning(
                     "%s is of step %d and the run has %d: nothing is left to do; raise trainer.total_steps or "
                     "total_epochs",
-                    *(checkpoint, self.progress.step, session.last_step),
+                    *(checkpoint, self._progress.step, session.last_step),
                 )
         self._steps.begin(session.resumed)

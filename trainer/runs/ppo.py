@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,8 @@ ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "adv
 CRITIC_READS = ("values", "returns")
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """The result of a run, with the first and last exact match that it measured."""
-
-    run_dir: Path
-    final_step: int
-    first_exact_match: float | None
-    last_exact_match: float | None
-
-
-def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
-    """Runs PPO; see `trainer.runs.loop.run`."""
+def train(config: Config, repeat: Repeat | None = None) -> Path:
+    """Runs PPO; the run's directory. See `trainer.runs.loop.run`."""
 
     def prepare() -> RunKind[PpoStep]:
         local = with_local_models(config)
@@ -63,10 +53,7 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
         data = RunData.load(local)
         return RunKind(local, roles_of(local), len(data.training), partial(open_steps, data))
 
-    finished = run(config, prepare, repeat)
-    matches = finished.steps.exact_matches
-    first, last = (matches[0], matches[-1]) if matches else (None, None)
-    return TrainingResult(finished.run_dir, finished.last_step, first, last)
+    return run(config, prepare, repeat)
 
 
 @contextmanager
@@ -125,7 +112,7 @@ class PpoStep:
         self.data, self.engines, self.collector, self.pipeline = data, engines, collector, pipeline
         self.guard, self.records = guard, records
         self.kl_coefficient = config.algorithm.kl_coefficient
-        self.exact_matches: list[float] = []
+        self.exact_match: float | None = None
         self.sampled_step = 0  # the last one whose samples are recorded
         self.unproven = config.is_exact  # the actor's log-probs are yet to be compared with the engines'
 
@@ -218,7 +205,7 @@ class PpoStep:
             validation = self.collector.validate()
             self.engines.take_work()  # it is no part of a step
         self.records.write_validation(number, validation)
-        self.exact_matches.append(validation.metrics["validation/exact_match"])
+        self.exact_match = validation.metrics["validation/exact_match"]
         return validation.metrics
 
     def begin(self, resumed: TrainingState | None) -> None:
@@ -235,13 +222,13 @@ class PpoStep:
             between = (resumed.config, self.config.model_dump(mode="json"))
             self.pipeline.restore(resumable_steps(file, self.data.training, self.engines.version, *between))
         self.guard.resume(resumed)
-        self.exact_matches += [] if resumed.exact_match is None else [resumed.exact_match]
+        self.exact_match = resumed.exact_match
         self.records.truncate(resumed.step)
 
     def state(self) -> dict[str, Any]:
         return {
             "kl_coefficient": self.kl_coefficient,
-            "exact_match": self.exact_matches[-1] if self.exact_matches else None,
+            "exact_match": self.exact_match,
             "sampler": self.pipeline.sampler_state(),
             **self.guard.state(),
         }
@@ -256,11 +243,11 @@ class PpoStep:
 
     def snapshot(self) -> Callable[[], None]:
         """The step is taken again with the responses that were sampled for it, so the sampler stays."""
-        kl_coefficient, matches, version = self.kl_coefficient, list(self.exact_matches), self.engines.version
+        kl_coefficient, exact_match, version = self.kl_coefficient, self.exact_match, self.engines.version
         go_back_before_update = self.guard.snapshot()
 
         def go_back() -> None:
-            self.kl_coefficient, self.exact_matches = kl_coefficient, list(matches)
+            self.kl_coefficient, self.exact_match = kl_coefficient, exact_match
             go_back_before_update()
             with self.pipeline.paused():
                 self.engines.reconnect(version)  # an update that they got already is undone

@@ -26,7 +26,7 @@ from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import Workers, connect_ranks, find_plan, start_workers
 
-S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class RunKind(Generic[S]):
+class RunKind(Generic[S_co]):
     """What a kind of run adds to the start.
 
     `config` are the workers' settings, whose models are local directories; `rows` is the number of training rows.
@@ -66,14 +66,14 @@ class RunKind(Generic[S]):
     config: WorkersConfig
     roles: Sequence[str]
     rows: int
-    open: Callable[[Session], AbstractContextManager[S]]
+    open: Callable[[Session], AbstractContextManager[S_co]]
     columns: Sequence[Column] = RUN_COLUMNS
     records_given: bool = False
 
 
 @contextmanager
 def started(
-    kind: RunKind[S],
+    kind: RunKind[object],
     run_dir: Path,
     stopping: Callable[[], None],
     repeat: Repeat | None,

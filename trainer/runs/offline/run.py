@@ -143,4 +143,4 @@ def train_offline(
         roles = ["actor", "reference"] if separate else ["actor"]
         return RunKind(config, roles, len(training), open_steps, columns, records_given=True)
 
-    return run(given, prepare, repeat).run_dir
+    return run(given, prepare, repeat)
