@@ -12,7 +12,7 @@ from typing import Self
 
 from benchmarks.conversations.engine import Call, Recorder
 from trainer.experience.conversations.tool_agent import ToolAgent
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 
 
 class Watch:

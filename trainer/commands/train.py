@@ -17,4 +17,4 @@ def train(
         from trainer.records.pages.report import write_report
         from trainer.runs.ppo import train as run
 
-    emit_result(write_report(run(settings).run_dir))
+    emit_result(write_report(run(settings)))

@@ -9,12 +9,35 @@ from pydantic import model_validator
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.roles import ActorConfig, TrainedModelConfig
 from trainer.config.sections.trainer import TrainerConfig
-from trainer.config.tree import Config, RunConfig
+from trainer.config.tree import RunConfig, WorkersConfig
 from trainer.errors import ConfigError
 
 
-class OfflineWorkersConfig(Config):
-    """The settings of an offline run's workers, most of which follow from the user's."""
+class OfflineWorkers(WorkersConfig):
+    """The settings of an offline run's actor and reference, most of which follow from the user's.
+
+    `row_tokens` are the limits of a row, `data` has others.
+    """
+
+    compares: bool
+    rows_per_example: int
+    row_tokens: tuple[int, int]
+
+    @property
+    def needs_critic(self) -> bool:
+        return False
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.compares
+
+    @property
+    def responses_per_prompt(self) -> int:
+        return self.rows_per_example
+
+    @property
+    def longest_row(self) -> tuple[int, int]:
+        return self.row_tokens
 
     def check_ranks(self, ranks: Mapping[str, int]) -> None:
         """Raises ConfigError if a batch cannot be split evenly over the ranks of a role."""
@@ -23,7 +46,7 @@ class OfflineWorkersConfig(Config):
             raise ConfigError(
                 f"data.train_batch_size={self.data.train_batch_size}: {self.responses} responses cannot be split "
                 f"evenly over {count} ranks",
-                hint=f"make it a multiple of {count // math.gcd(count, self.rollout.samples_per_prompt)}",
+                hint=f"make it a multiple of {count // math.gcd(count, self.rows_per_example)}",
             )
         super().check_ranks(ranks)
 
@@ -43,7 +66,7 @@ class OfflineConfig(RunConfig):
     }
     # Settings of steps that sample.
     unread_trainer: ClassVar[Sequence[str]] = ("mode", "max_staleness", "critic_warmup", "stop_at", "trajectories")
-    fixed_algorithm: ClassVar[Mapping[str, Any]] = {"advantage": "reinforce_plus_plus"}
+    compares: ClassVar[bool] = True  # with a reference
     data: DataConfig = DataConfig()
     actor: ActorConfig = ActorConfig()
 
@@ -68,20 +91,24 @@ class OfflineConfig(RunConfig):
         return self
 
     @property
-    def longest_row(self) -> str | None:
+    def row_tokens(self) -> tuple[int, int]:
+        """Most tokens of a row's prompt, and of its response."""
+        return self.data.max_prompt_length, self.data.max_response_length
+
+    @property
+    def row_limit(self) -> str | None:
         """The settings that limit a row, if they are not data.max_prompt_length and data.max_response_length."""
         return None
 
-    def for_workers(self) -> Config:
+    def for_workers(self) -> OfflineWorkers:
         """Settings of actor and reference: one optimizer step per batch."""
         rows = self.responses_per_example * self.data.train_batch_size
-        return OfflineWorkersConfig.model_validate(
-            {
-                "model": self.model,
-                "trainer": self.trainer,
-                "data": self.data,
-                "actor": self.actor.model_copy(update={**self.fixed_actor, "mini_batch_size": rows}),
-                "algorithm": self.fixed_algorithm,
-                "rollout": {"samples_per_prompt": self.responses_per_example},
-            }
+        return OfflineWorkers(
+            model=self.model,
+            trainer=self.trainer,
+            data=self.data,
+            actor=self.actor.model_copy(update={**self.fixed_actor, "mini_batch_size": rows}),
+            compares=self.compares,
+            rows_per_example=self.responses_per_example,
+            row_tokens=self.row_tokens,
         )

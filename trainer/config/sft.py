@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from trainer.config.offline import OfflineConfig
 from trainer.config.section import Section
-from trainer.config.tree import Config
 
 
 class SftSettings(Section):
@@ -33,7 +32,7 @@ class SftConfig(OfflineConfig):
         "policy_loss": "gpg",
         "loss_aggregation": "token-mean",
     }
-    fixed_algorithm: ClassVar[Mapping[str, Any]] = {**OfflineConfig.fixed_algorithm, "kl_coefficient": 0.0}
+    compares = False
     command = "sft"
     sft: SftSettings = SftSettings()
 
@@ -52,11 +51,9 @@ class SftConfig(OfflineConfig):
         return self
 
     @property
-    def longest_row(self) -> str:
-        return f"sft.max_length={self.sft.max_length}"
+    def row_tokens(self) -> tuple[int, int]:
+        return 1, self.sft.max_length - 1  # all but the first token may be learned
 
-    def for_workers(self) -> Config:
-        """Settings of the actor: one optimizer step per batch, on the mean over all learned tokens of the batch."""
-        config = super().for_workers()
-        limits = {"max_prompt_length": 1, "max_response_length": self.sft.max_length - 1}
-        return config.model_copy(update={"data": self.data.model_copy(update=limits)})
+    @property
+    def row_limit(self) -> str:
+        return f"sft.max_length={self.sft.max_length}"

@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.section import Section
 from trainer.config.sections.algorithm import AlgorithmConfig
@@ -33,23 +34,48 @@ class RunConfig(Section):
         return []
 
 
-class Config(RunConfig):
+class WorkersConfig(RunConfig):
+    """What planning, models and workers read of the settings of a run, whatever it learns from."""
+
     data: DataConfig = DataConfig()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
     reference: ReferenceConfig = ReferenceConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
     distillation: DistillationConfig = DistillationConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
-    validation: ValidationConfig = ValidationConfig()
     watchdogs: WatchdogsConfig = WatchdogsConfig()
     device_mapping: DeviceMappingConfig = DeviceMappingConfig()
 
     @property
+    def needs_critic(self) -> bool:
+        """Whether a critic learns beside the actor."""
+        raise NotImplementedError
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the run needs log-probs of the reference policy."""
+        raise NotImplementedError
+
+    @property
+    def responses_per_prompt(self) -> int:
+        """Rows of a step that share their prompt."""
+        raise NotImplementedError
+
+    @property
+    def longest_row(self) -> tuple[int, int]:
+        """Most tokens of a row's prompt, and of its response."""
+        return self.data.max_prompt_length, self.data.max_response_length
+
+    @property
+    def corrects_in_update(self) -> OffPolicyCorrection | None:
+        """What corrects for the engines during an update; None if the batch holds what does."""
+        return None
+
+    @property
     def responses(self) -> int:
-        """Responses per step."""
-        return self.data.train_batch_size * self.rollout.samples_per_prompt
+        """Rows per step."""
+        return self.data.train_batch_size * self.responses_per_prompt
 
     def planned_steps(self, rows: int) -> int:
         """Steps that schedules span: `trainer.total_steps`, or the whole batches in all epochs of so many rows."""
@@ -62,6 +88,72 @@ class Config(RunConfig):
         return min(planned, last) if self.trainer.stop_after_epochs else planned
 
     @property
+    def is_exact(self) -> bool:
+        """Whether engines and actor compute log-probs by the same operators, equal to the bit."""
+        return self.actor.backend == "exact"
+
+    @property
+    def loads_in_parts(self) -> bool:
+        """Whether an engine can take its weights some at a time; it takes adapters, and what it quantises, at once."""
+        return not self.engines_apply_adapters and self.rollout.quantization is None
+
+    @property
+    def engines_apply_adapters(self) -> bool:
+        """Whether engines hold the frozen weights and get adapters alone; else all weights, with adapters merged in."""
+        return self.actor.lora.rank > 0 and self.rollout.lora == "adapters"
+
+    @property
+    def actor_is_reference(self) -> bool:
+        """Whether the actor without its adapters serves as the reference."""
+        return self.actor.lora.rank > 0
+
+    @property
+    def trained(self) -> dict[str, ActorConfig | CriticConfig]:
+        """The settings of each role that takes optimizer steps."""
+        return {"actor": self.actor, "critic": self.critic} if self.needs_critic else {"actor": self.actor}
+
+    def check_ranks(self, ranks: Mapping[str, int]) -> None:
+        """Raises ConfigError if the batches of a role cannot be split evenly over its ranks."""
+        for role, section in self.trained.items():
+            if section.mini_batch_size % ranks[role]:
+                raise ConfigError(
+                    f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks[role]} ranks",
+                    hint=f"make it a multiple of {ranks[role]} that divides the responses of a step",
+                )
+            section.sharding.check_ranks(role, role, ranks[role])
+        if self.needs_reference and "reference" in ranks:
+            self.actor.sharding.check_ranks("actor", "reference", ranks["reference"])
+        if "teacher" in ranks:
+            self.actor.sharding.check_ranks("actor", "teacher", ranks["teacher"])
+        if self.responses % ranks.get("teacher", 1):
+            raise ConfigError(
+                f"the {self.responses} responses of a step cannot be split evenly over {ranks['teacher']} ranks of "
+                "the teacher",
+                hint="change data.train_batch_size, or device_mapping.teacher",
+            )
+        if self.needs_reference and self.responses % ranks.get("reference", 1):
+            raise ConfigError(
+                f"the {self.responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of "
+                "the reference",
+                hint="change data.train_batch_size, or device_mapping.reference",
+            )
+
+
+class Config(WorkersConfig):
+    """The settings of a PPO run."""
+
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    validation: ValidationConfig = ValidationConfig()
+
+    @property
+    def responses_per_prompt(self) -> int:
+        return self.rollout.samples_per_prompt
+
+    @property
+    def corrects_in_update(self) -> OffPolicyCorrection | None:
+        return self.algorithm.off_policy if self.algorithm.old_log_probs == "engine" else None
+
+    @property
     def needs_critic(self) -> bool:
         """Whether the advantage estimator uses a critic."""
         return self.algorithm.estimator.needs_critic
@@ -71,11 +163,6 @@ class Config(RunConfig):
         """Whether the run needs log-probs of the reference policy."""
         in_reward = self.algorithm.kl_coefficient > 0 and not self.distillation.replaces_rewards
         return in_reward or self.actor.kl_loss_coefficient > 0
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether engines and actor compute log-probs by the same operators, equal to the bit."""
-        return self.actor.backend == "exact"
 
     @property
     def engines_know_old_log_probs(self) -> bool:
@@ -105,26 +192,6 @@ class Config(RunConfig):
         single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == self.responses
         needed = self.algorithm.kl_coefficient > 0 or self.algorithm.estimator.needs_squared_probabilities
         return not single_step or needed or self.has_rollout_log_probs(step)
-
-    @property
-    def loads_in_parts(self) -> bool:
-        """Whether an engine can take its weights some at a time; it takes adapters, and what it quantises, at once."""
-        return not self.engines_apply_adapters and self.rollout.quantization is None
-
-    @property
-    def engines_apply_adapters(self) -> bool:
-        """Whether engines hold the frozen weights and get adapters alone; else all weights, with adapters merged in."""
-        return self.actor.lora.rank > 0 and self.rollout.lora == "adapters"
-
-    @property
-    def actor_is_reference(self) -> bool:
-        """Whether the actor without its adapters serves as the reference."""
-        return self.actor.lora.rank > 0
-
-    @property
-    def trained(self) -> dict[str, ActorConfig | CriticConfig]:
-        """The settings of each role that takes optimizer steps."""
-        return {"actor": self.actor, "critic": self.critic} if self.needs_critic else {"actor": self.actor}
 
     @property
     def notes(self) -> list[str]:
@@ -283,29 +350,3 @@ class Config(RunConfig):
         if any(dog.action == "roll_back" for dog in named) and self.trainer.save_freq < 1:
             raise ValueError("a watchdog with action=roll_back needs checkpoints: set trainer.save_freq to 1 or more")
         return self
-
-    def check_ranks(self, ranks: Mapping[str, int]) -> None:
-        """Raises ConfigError if the batches of a role cannot be split evenly over its ranks."""
-        for role, section in self.trained.items():
-            if section.mini_batch_size % ranks[role]:
-                raise ConfigError(
-                    f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks[role]} ranks",
-                    hint=f"make it a multiple of {ranks[role]} that divides the responses of a step",
-                )
-            section.sharding.check_ranks(role, role, ranks[role])
-        if self.needs_reference and "reference" in ranks:
-            self.actor.sharding.check_ranks("actor", "reference", ranks["reference"])
-        if "teacher" in ranks:
-            self.actor.sharding.check_ranks("actor", "teacher", ranks["teacher"])
-        if self.responses % ranks.get("teacher", 1):
-            raise ConfigError(
-                f"the {self.responses} responses of a step cannot be split evenly over {ranks['teacher']} ranks of "
-                "the teacher",
-                hint="change data.train_batch_size, or device_mapping.teacher",
-            )
-        if self.needs_reference and self.responses % ranks.get("reference", 1):
-            raise ConfigError(
-                f"the {self.responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of "
-                "the reference",
-                hint="change data.train_batch_size, or device_mapping.reference",
-            )

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from trainer.data.dataset import PromptSampler, SamplerState
 from trainer.experience.collector import Collector, Experience, Phase
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.pace import Pace
 from trainer.experience.sampled_ahead import SampledStep
+from trainer.experience.trajectory import Trajectory
 
 ROUNDING = 1e-6  # 0.3 of 10 prompts are 3, not 2.9999999999999996
 
@@ -102,20 +102,22 @@ class AsynchronousPipeline:
         with self._changed:
             self._wait_for_idle()  # a mere wait could last until nothing is left to sample
             try:
-                found = [one for one in (self._taken, *self._finished, *self._under_way) if one and one.step > step]
-                if any(row.environment is not None or row.scored is not None for one in found for row in one.rows):
+                ahead = [
+                    batch for batch in (self._taken, *self._finished, *self._under_way) if batch and batch.step > step
+                ]
+                if any(row.environment is not None or row.scored is not None for batch in ahead for row in batch.rows):
                     return []
-                return [replace(one, rows=[row.copy() for row in one.rows]) for one in found]
+                return [replace(batch, rows=[row.copy() for row in batch.rows]) for batch in ahead]
             finally:
                 self._pauses -= 1
                 self._changed.notify_all()
 
     def restore(self, steps: Sequence[SampledStep]) -> None:
         """Continues the responses of these steps, which earlier engines have begun. Call it before the first `take`."""
-        for one in steps:
-            self._sampler.load_state_dict(one.place)
-            self._under_way.append(one)
-            self._next_step = one.step + 1
+        for batch in steps:
+            self._sampler.load_state_dict(batch.place)
+            self._under_way.append(batch)
+            self._next_step = batch.step + 1
         self._move_finished()
 
     def close(self) -> None:

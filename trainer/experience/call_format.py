@@ -31,10 +31,10 @@ class CallFormat(Row):
 def call_from_json(text: str, arguments: Sequence[str] = ("arguments",)) -> ToolCall | None:
     """The call in a JSON mapping with `name` and one of the keys `arguments`; None if there is none."""
     try:
-        found: Any = json.loads(text)
-        key = next((key for key in arguments if isinstance(found, dict) and key in found), None)
-        if key is None or not isinstance(found.get("name"), str):
+        call: Any = json.loads(text)
+        key = next((key for key in arguments if isinstance(call, dict) and key in call), None)
+        if key is None or not isinstance(call.get("name"), str):
             return None
-        return ToolCall(found["name"], json.dumps(found[key], ensure_ascii=False))
+        return ToolCall(call["name"], json.dumps(call[key], ensure_ascii=False))
     except (ValueError, RecursionError):  # nested more deeply than Python can follow
         return None

@@ -21,10 +21,10 @@ from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.conversations.tool_agent import ToolAgent
-from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.programs.host import ProgramAgent
+from trainer.experience.environment import Program
 from trainer.experience.reward_workers import RewardWorkers, Scorer
 from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode
 from trainer.rewards.answer import Answer, Scored
@@ -57,8 +57,8 @@ class Scores:
     def components(self) -> dict[str, Tensor]:
         """Each number that every reward has, by name, [rows] float32; `score` is the score itself."""
         names = set.intersection(*(set(parts) for parts in self.parts)) if self.parts else set()
-        found = {name: torch.tensor([float(parts[name]) for parts in self.parts]) for name in sorted(names)}
-        return {"score": self.values, **found}
+        numbers = {name: torch.tensor([float(parts[name]) for parts in self.parts]) for name in sorted(names)}
+        return {"score": self.values, **numbers}
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class Experience:
             else:
                 tokens.update(compress(row.versions, row.mask))
         total = sum((version - sampled_by) * count for sampled_by, count in tokens.items())
-        found = {
+        metrics = {
             "rollout/staleness_mean": total / tokens.total(),
             "rollout/staleness_max": float(version - min(tokens)),
         }
-        for sampled_by, own in tokens.items() if shares else ():
+        for sampled_by, sampled in tokens.items() if shares else ():
             name = f"rollout/staleness/{min(version - sampled_by, OLDEST)}"
-            found[name] = found.get(name, 0.0) + own / tokens.total()
-        return found
+            metrics[name] = metrics.get(name, 0.0) + sampled / tokens.total()
+        return metrics
 
     def batch(self) -> Batch:
         """The responses as padded tensors, with the engines' log-probs if they were asked for."""
@@ -213,13 +213,13 @@ class Collector:
             **{f"reward/source/{name}": value for name, value in mean_by_source(prompts, scored).items()},
             **_conversation_metrics(rows),
         }
-        values = torch.tensor([one.value for one in scored])
-        parts = [one.numbers for one in scored]
-        return Scores(values, metrics, by_token=[one.by_token for one in scored], parts=parts)
+        values = torch.tensor([score.value for score in scored])
+        parts = [score.numbers for score in scored]
+        return Scores(values, metrics, by_token=[score.by_token for score in scored], parts=parts)
 
     def _informative(self, scored: Sequence[Scored]) -> Tensor:
         """Which responses differ in score from others to the same prompt, [rows] bool."""
-        return informative_groups(torch.tensor([one.value for one in scored]), self.groups(len(scored)))
+        return informative_groups(torch.tensor([score.value for score in scored]), self.groups(len(scored)))
 
     def groups(self, rows: int) -> Tensor:
         """The number of each row's prompt, [rows] int64."""
@@ -237,7 +237,7 @@ class Collector:
         """The score of the greedy response to each row's prompt, [rows]; sampled once per prompt. A long response
         is penalised as a sampled one is: otherwise the baseline would reward long sampled responses."""
         rows, scored = self._greedy(prompts[:: self.samples])
-        scores = torch.tensor([one.value for one in scored])
+        scores = torch.tensor([score.value for score in scored])
         return self.shaped(scores, lengths_of(rows)).repeat_interleave(self.samples)
 
     def validate(self) -> Validation:
@@ -257,7 +257,7 @@ class Collector:
         scored = self.score(prompts, rows)
         by_source = validation_metrics([prompt.data_source for prompt in prompts], scored, settings.samples)
         modelled = {f"validation/reward_{name}": value for name, value in mean_parts(scored).items() if name == "model"}
-        exact = sum(one.rule == 1.0 for one in scored) / len(scored)
+        exact = sum(score.rule == 1.0 for score in scored) / len(scored)
         return Validation(prompts, rows, scored, {"validation/exact_match": exact, **modelled, **by_source})
 
     def _greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Trajectory], list[Scored]]:
@@ -272,7 +272,7 @@ class Collector:
         Raises RewardError if one is not a finite number.
         """
         settled = [row.scored or self._failed(prompt) for prompt, row in zip(prompts, rows, strict=True)]
-        unscored = [place for place, one in enumerate(settled) if one is None]
+        unscored = [place for place, score in enumerate(settled) if score is None]
         whole = self.config.reward.text == "conversation"
         texts = self.texts([rows[place].token_ids if whole else rows[place].sampled for place in unscored])
         answers = [
@@ -296,7 +296,7 @@ class Collector:
                 for answer, place in zip(answers, unscored, strict=True)
             ]
         scored = iter(self.reward.score(answers, [prompts[place].index for place in unscored]))
-        return [one or next(scored) for one in settled]
+        return [score or next(scored) for score in settled]
 
     def _failed(self, prompt: Prompt) -> Scored | None:
         """A failed score where only the conversation itself could have given one, and did not."""
@@ -333,7 +333,7 @@ def _conversation_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
         calls = sum(agent.calls for agent in agents)
         failed = sum(agent.failed_calls for agent in agents)
         metrics |= {"rollout/tool_calls": calls / len(agents), "rollout/failed_tool_calls": failed / max(1, calls)}
-    programs = [row.environment for row in answered if isinstance(row.environment, ProgramAgent)]
+    programs = [row.environment for row in answered if isinstance(row.environment, Program)]
     if programs:
         metrics["rollout/failed_programs"] = mean([float(program.failed) for program in programs])
     return metrics
@@ -353,7 +353,7 @@ def completed(scores: Scores) -> Future[Scores]:
 
 def failed_fraction(scored: Sequence[Scored]) -> float:
     """The share of responses whose reward failed; logs the first reason."""
-    failures = [one.failure for one in scored if one.failure]
+    failures = [score.failure for score in scored if score.failure]
     if failures:
         logger.warning("%d of %d rewards failed, the first one: %s", len(failures), len(scored), failures[0])
     return len(failures) / len(scored)
@@ -361,19 +361,19 @@ def failed_fraction(scored: Sequence[Scored]) -> float:
 
 def mean_parts(scored: Sequence[Scored]) -> dict[str, float]:
     """The mean of each component of the rewards, by name; empty without a reward model."""
-    made = [one.parts for one in scored if one.parts]
+    made = [score.parts for score in scored if score.parts]
     return {name: sum(parts[name] for parts in made) / len(made) for name in made[0]} if made else {}
 
 
 def mean_info(scored: Sequence[Scored]) -> dict[str, float]:
     """The mean of each further number that rules or functions returned, over the responses that have it."""
-    names = {name for one in scored for name in one.info}
-    return {name: mean([one.info[name] for one in scored if name in one.info]) for name in sorted(names)}
+    names = {name for score in scored for name in score.info}
+    return {name: mean([score.info[name] for score in scored if name in score.info]) for name in sorted(names)}
 
 
 def mean_by_source(prompts: Sequence[Prompt], scored: Sequence[Scored]) -> dict[str, float]:
     """The mean reward by data source; empty if there is only one."""
     rewards: dict[str, list[float]] = {}
-    for prompt, one in zip(prompts, scored, strict=True):
-        rewards.setdefault(prompt.data_source, []).append(one.value)
+    for prompt, score in zip(prompts, scored, strict=True):
+        rewards.setdefault(prompt.data_source, []).append(score.value)
     return {source: mean(values) for source, values in sorted(rewards.items())} if len(rewards) > 1 else {}

@@ -48,7 +48,7 @@ def checked(answer: Any, tokens: int) -> Observation:
     """
     if not isinstance(answer, Observation):
         raise TypeError(f"step returned {type(answer).__name__}, not an Observation")
-    messages = [dict(one) if isinstance(one, Mapping) else one for one in answer.messages]
+    messages = [dict(message) if isinstance(message, Mapping) else message for message in answer.messages]
     texts = text_messages("the observation", "messages", messages, "give each message a role and a text")
     token_ids = [index(token) for token in answer.token_ids]
     for token in token_ids:
@@ -73,15 +73,27 @@ class ConversationEnvironment(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class Program:
+    """A program that asks for the policy's turns, in place of an environment that answers them.
+
+    `asking`: it is the policy's turn. `over`: the program is not there any more.
+    """
+
+    asking: bool = False
+    over: bool = False
+    failed: bool = False
+
+
 def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironment]:
     """The environment class that the settings name. Raises ConfigError, also if it cannot be called as it will be."""
     assert settings.path is not None
-    found = load_custom("rollout.environment", settings.path, settings.name or "Environment")
-    check_parameters("rollout.environment", found)
+    environment = load_custom("rollout.environment", settings.path, settings.name or "Environment")
+    check_parameters("rollout.environment", environment)
     for method, arguments in (("reset", ("self", "prompt", "seed")), ("step", ("self", "turn"))):
-        if inspect.isfunction(own := inspect.getattr_static(found, method, None)):
-            check_parameters("rollout.environment", own, positional=arguments)
-    return found
+        if inspect.isfunction(function := inspect.getattr_static(environment, method, None)):
+            check_parameters("rollout.environment", function, positional=arguments)
+    return environment
 
 
 class MessageTokens:

@@ -79,21 +79,31 @@ class Pipeline:
         without `ahead` the next one too.
         """
         done = self._next.result() if self._next and self._next.done() and not self._next.exception() else None
-        found = [one for one in (self._taken, done) if one and one.step == step + 1 and self._thread]
+        ahead = [
+            collected for collected in (self._taken, done) if collected and collected.step == step + 1 and self._thread
+        ]
         return [
-            SampledStep(one.step, one.experience.prompts, one.experience.responses, one.place, scores.result())
-            for one in found
-            if not (scores := one.experience.scores).exception()  # the run ends with it at its step
+            SampledStep(
+                collected.step,
+                collected.experience.prompts,
+                collected.experience.responses,
+                collected.place,
+                scores.result(),
+            )
+            for collected in ahead
+            if not (scores := collected.experience.scores).exception()  # the run ends with it at its step
         ]
 
     def restore(self, steps: Sequence[SampledStep]) -> None:
         """Continues after these steps, which earlier engines have sampled."""
-        for one in steps:
-            assert one.scores is not None
-            self._sampler.load_state_dict(one.place)
+        for sampled in steps:
+            assert sampled.scores is not None
+            self._sampler.load_state_dict(sampled.place)
             self._next = Future()
             self._next.set_result(
-                _Collected(one.step, Experience(one.prompts, one.rows, completed(one.scores)), one.place)
+                _Collected(
+                    sampled.step, Experience(sampled.prompts, sampled.rows, completed(sampled.scores)), sampled.place
+                )
             )
 
     def close(self) -> None:

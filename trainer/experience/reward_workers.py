@@ -48,23 +48,23 @@ class RewardWorkers:
         """
         # A batched function sees all responses of the step in one call.
         spread = split(range(len(answers)), 1 if self._settings.custom_function.batched else len(self._group))
-        parts = {rank: [answers[place] for place in own] for rank, own in enumerate(spread) if own}
+        parts = {rank: [answers[place] for place in places] for rank, places in enumerate(spread) if places}
         timeout = self._timeout + max((longest_scoring(self._settings, part) for part in parts.values()), default=0.0)
         scored: dict[int, list[Scored]] = {}
         failed = 0
         while parts:
             asked = {rank: task(Scorer.score, part) for rank, part in parts.items()}
-            found, failures = self._group.attempt(asked, timeout)
-            scored |= found
+            answered, failures = self._group.attempt(asked, timeout)
+            scored |= answered
             parts = {rank: parts[rank] for rank in failures}
             failed += 1
             for rank, failure in failures.items():
                 self._replace(rank, failure, failed, [rows[place] for place in spread[rank]])
-        return self._checked([one for rank in sorted(scored) for one in scored[rank]])
+        return self._checked([score for rank in sorted(scored) for score in scored[rank]])
 
     def _checked(self, scored: list[Scored]) -> list[Scored]:
         """The scores. Raises RewardError if none has ever succeeded."""
-        self._succeeded |= any(not one.failure for one in scored)
+        self._succeeded |= any(not score.failure for score in scored)
         if scored and not self._succeeded:
             first = scored[0]
             raise RewardError(

@@ -64,4 +64,6 @@ def _sources(training: Dataset, validation: Dataset, settings: DataConfig) -> Ma
         return {**training.count_sources(), **validation.count_sources()}
     code = settings.custom_cls.path
     assert code is not None
-    return Counter((code, own[index].data_source) for own in (training, validation) for index in range(len(own)))
+    return Counter(
+        (code, dataset[index].data_source) for dataset in (training, validation) for index in range(len(dataset))
+    )

@@ -17,7 +17,7 @@ from trainer.algorithms.truncation import Truncation
 from trainer.data.dataset import Dataset, Prompt, SamplerState
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 from trainer.records.files.checksums import sha256
 from trainer.records.files.disk import writing
 
@@ -84,8 +84,8 @@ def resumable_steps(
 
 def _entry(settings: Mapping[str, Any], name: str) -> Any:
     section, _, entry = name.partition(".")
-    found = settings.get(section)
-    return found.get(entry) if entry and isinstance(found, Mapping) else found
+    value = settings.get(section)
+    return value.get(entry) if entry and isinstance(value, Mapping) else value
 
 
 def read_steps(file: Path, dataset: Dataset, version: int) -> list[SampledStep]:
@@ -132,10 +132,12 @@ class _Row(BaseModel):
         log_probs: list[float],
         versions: list[int],
     ) -> Trajectory:
-        found = Trajectory(tuple(prompt), self.temperature, self.seed, self.limit, token_ids, mask, log_probs, versions)
+        trajectory = Trajectory(
+            tuple(prompt), self.temperature, self.seed, self.limit, token_ids, mask, log_probs, versions
+        )
         for name in ("turn_start", "turns", "answers", "done", "truncated", "truncation", "with_log_probs"):
-            setattr(found, name, getattr(self, name))
-        return found
+            setattr(trajectory, name, getattr(self, name))
+        return trajectory
 
 
 class _Scores(BaseModel):

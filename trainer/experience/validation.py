@@ -31,20 +31,23 @@ def validation_metrics(sources: Sequence[str], scored: Sequence[Scored], samples
         sources: the data source of each row; scored: the reward of each row. `samples` consecutive rows belong to one
             prompt.
     """
-    found: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
     for start in range(0, len(scored), samples):
         rows = scored[start : start + samples]
-        answers = [one.pred for one in rows]
+        answers = [score.pred for score in rows]
         for name, values in _numbers(rows).items():
             for metric, value in prompt_metrics(values, answers).items():
-                found.setdefault(f"validation/{sources[start]}/{name}{metric}", []).append(value)
-    return {name: fmean(values) for name, values in sorted(found.items())}
+                metrics.setdefault(f"validation/{sources[start]}/{name}{metric}", []).append(value)
+    return {name: fmean(values) for name, values in sorted(metrics.items())}
 
 
 def _numbers(rows: Sequence[Scored]) -> dict[str, list[float]]:
     """The rewards of a prompt's responses under "", and each further number that all of them have under its name."""
-    shared = set.intersection(*(set(one.info) for one in rows))
-    return {"": [one.value for one in rows], **{f"{name}/": [one.info[name] for one in rows] for name in shared}}
+    shared = set.intersection(*(set(score.info) for score in rows))
+    return {
+        "": [score.value for score in rows],
+        **{f"{name}/": [score.info[name] for score in rows] for name in shared},
+    }
 
 
 def prompt_metrics(values: Sequence[float], answers: Sequence[str | None]) -> dict[str, float]:

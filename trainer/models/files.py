@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.config.section import is_hub_name
 from trainer.config.sections.model import ModelConfig
 from trainer.config.sections.roles import LoraConfig, TrainedModelConfig
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
 from trainer.models.model_class import check_causal, check_exported
 from trainer.models.overrides import check_layers, with_overrides
+
+C = TypeVar("C", bound=WorkersConfig)
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Rows that a thread decodes per call.
@@ -23,7 +25,7 @@ ROWS_AT_ONCE = 64
 _LARGEST = 64 * 2**20  # bytes of JSON; the index of a thousand billion parameters has less
 
 
-def with_local_models(config: Config) -> Config:
+def with_local_models(config: C) -> C:
     """The settings with Hugging Face hub names, such as `Qwen/Qwen2.5-0.5B`, replaced by local directories.
 
     Downloads missing models unless HF_HUB_OFFLINE is set, applies `model.override_config`, and reads the rank of an
@@ -102,7 +104,7 @@ def _local(path: Path, setting: str) -> Path:
     return Path(snapshot).absolute()
 
 
-def check_models(config: Config, longest: str | None = None) -> None:
+def check_models(config: WorkersConfig, longest: str | None = None) -> None:
     """Checks every model of a run. `longest` are the settings that limit a row, if they are not those of `config`.
 
     Raises DataError if a model is missing, of the wrong kind or more than a run would export, or if the vocabulary of
@@ -154,9 +156,9 @@ def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None
     backend.check(role, read_json(model / "config.json"))
 
 
-def _check_positions(config: Config, model: Path, given: str | None = None) -> None:
+def _check_positions(config: WorkersConfig, model: Path, given: str | None = None) -> None:
     settings = read_json(model / "config.json")
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    prompt, response = config.longest_row
     longest = prompt + response
     given = given or (
         f"data.max_prompt_length={prompt} and data.max_response_length={response} add up to {longest} tokens"
@@ -238,7 +240,7 @@ def _same_words(actor: Path, other: Path, setting: str) -> bool:
     return ours == theirs and size >= len(ours)
 
 
-def reads_tokens(config: Config) -> bool:
+def reads_tokens(config: WorkersConfig) -> bool:
     """Whether the reward model reads the policy's tokens without re-tokenizing the text."""
     settings = config.reward.model
     if settings.input is not None:
@@ -247,7 +249,7 @@ def reads_tokens(config: Config) -> bool:
     return _same_words(config.model.directory, settings.path, "reward.model.path")
 
 
-def _check_reward_model(config: Config, path: Path) -> None:
+def _check_reward_model(config: WorkersConfig, path: Path) -> None:
     _vocabulary_size(path, "reward.model.path")
     settings = read_json(path / "config.json")
     kind, labels = (settings.get("architectures") or ["?"])[0], len(settings.get("id2label") or "01")

@@ -4,11 +4,13 @@ import difflib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError, DataError
 from trainer.records.files.atomic import atomic_directory
+
+C = TypeVar("C", bound=WorkersConfig)
 
 # Entries that this trainer decides, and the setting that does.
 OTHER_SETTINGS = {"dtype": "model.dtype", "torch_dtype": "model.dtype", "vocab_size": "model.path"}
@@ -17,7 +19,7 @@ OTHER_SETTINGS = {"dtype": "model.dtype", "torch_dtype": "model.dtype", "vocab_s
 MOST_LAYERS = 10_000
 
 
-def with_overrides(config: Config) -> Config:
+def with_overrides(config: C) -> C:
     """The settings with `model.path` replaced by a directory whose config.json has the entries of
     `model.override_config`.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import DataError
 from trainer.models.files import read_json
 
@@ -42,7 +42,7 @@ def _parameters_in(file: Path) -> int:
         raise DataError(f"{file}: not a readable safetensors file: {error}", hint=_HINT) from error
 
 
-def check_weights(config: Config) -> None:
+def check_weights(config: WorkersConfig) -> None:
     """Checks that the weights of every model and adapter of a run are there and complete, without reading them.
 
     Raises DataError, which names the file.

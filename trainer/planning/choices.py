@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.planning.activations import bytes_per_token, gathered_bytes, pass_bytes
 from trainer.planning.memory import (
     GIB,
@@ -60,7 +60,7 @@ class Choice:
         return f"{self.key}={value}: {self.reason}"
 
 
-def with_choices(config: Config, placement: Placement) -> tuple[Config, list[Choice]]:
+def with_choices(config: WorkersConfig, placement: Placement) -> tuple[WorkersConfig, list[Choice]]:
     """The settings with a value for each that was not given, and the choices: none on CPU, or if the memory of a GPU
     is unknown."""
     made: list[Choice] = []
@@ -84,7 +84,7 @@ def with_choices(config: Config, placement: Placement) -> tuple[Config, list[Cho
 class _Machine:
     """What a choice depends on: the settings so far, and the devices. `size` is that of the actor's model."""
 
-    config: Config
+    config: WorkersConfig
     placement: Placement
     size: ModelSize
 
@@ -99,7 +99,7 @@ class _Machine:
     @property
     def row(self) -> int:
         """Tokens of the longest row."""
-        return self.config.data.max_prompt_length + self.config.data.max_response_length
+        return sum(self.config.longest_row)
 
     @property
     def responses_per_engine(self) -> int:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from trainer.cluster.nodes import Slot
 from trainer.config.sections.roles import ActorConfig, CriticConfig
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError
 from trainer.models.weight_files import parameter_count
 from trainer.planning.activations import pass_bytes
@@ -54,7 +54,7 @@ class Share:
     processes: float = 0.0
 
 
-def shares(config: Config, placement: Placement) -> list[Share]:
+def shares(config: WorkersConfig, placement: Placement) -> list[Share]:
     """The memory of each rank of each role. What the actor's first rank keeps while it sends weights is a turn of its
     own."""
     parts = cache(partial(_parts, config, placement))  # ranks of a role differ only in their devices
@@ -74,24 +74,24 @@ def by_device(all_shares: Sequence[Share]) -> list[list[Share]]:
     return list(devices.values())
 
 
-def model_of(config: Config, role: str) -> Path:
+def model_of(config: WorkersConfig, role: str) -> Path:
     """The model whose weights a role starts with."""
     others = {"critic": config.critic.path, "teacher": config.distillation.teacher}
     return others.get(role) or config.model.directory
 
 
-def settings_of(config: Config, role: str) -> ActorConfig | CriticConfig:
+def settings_of(config: WorkersConfig, role: str) -> ActorConfig | CriticConfig:
     """The settings by which a role's network is sharded and trained. A reference and a teacher follow the actor."""
     return config.critic if role == "critic" else config.actor
 
 
-def size_of(config: Config, role: str) -> ModelSize | None:
+def size_of(config: WorkersConfig, role: str) -> ModelSize | None:
     """The sizes of a role's network, None if they are unknown. A critic has no head over the vocabulary."""
     size = ModelSize.read(model_of(config, role))
     return replace(size, head=0) if size is not None and role == "critic" else size
 
 
-def copied_gib(config: Config, placement: Placement) -> float:
+def copied_gib(config: WorkersConfig, placement: Placement) -> float:
     """GiB that the actor's weights take on an engine's GPU until it has copied them: some buckets, one of which may be
     the whole embedding, or all of them if engines cannot load in parts."""
     transport = _transport(config, placement)
@@ -105,7 +105,7 @@ def copied_gib(config: Config, placement: Placement) -> float:
     return min(whole, (BUCKETS_ON_GPU[transport] * BUCKET_BYTES + embedding) / GIB)
 
 
-def sent_gib(config: Config, placement: Placement) -> float:
+def sent_gib(config: WorkersConfig, placement: Placement) -> float:
     """GiB that a broadcast over NCCL takes on the GPU of the actor's first rank, which keeps all buckets until the last
     one is sent: all weights, and its shard of them if that is offloaded. 0 without such a broadcast."""
     if _transport(config, placement) != "NCCL":
@@ -115,7 +115,7 @@ def sent_gib(config: Config, placement: Placement) -> float:
     return _whole_gib(config, config.model.dtype_on("cuda")) + shard * sharding.param_offload
 
 
-def _transport(config: Config, placement: Placement) -> str | None:
+def _transport(config: WorkersConfig, placement: Placement) -> str | None:
     """How all weights of the actor reach the engines. None without engines, and with adapters: they are small compared
     with the model."""
     actor, engines = placement.get("actor"), placement.get("rollout")
@@ -128,13 +128,13 @@ def _transport(config: Config, placement: Placement) -> str | None:
     return transport
 
 
-def _whole_gib(config: Config, dtype: str) -> float:
+def _whole_gib(config: WorkersConfig, dtype: str) -> float:
     """GiB of all of the actor's weights in this type."""
     return parameter_count(model_of(config, "actor")) * TYPE_BYTES[dtype] / GIB
 
 
 def _parts(
-    config: Config, placement: Placement, role: str, device_gib: float | None
+    config: WorkersConfig, placement: Placement, role: str, device_gib: float | None
 ) -> tuple[float, float, float, float]:
     """The parts of a share, in their order."""
     resting, working, *passes = _gib(config, placement, role, device_gib)
@@ -142,7 +142,7 @@ def _parts(
     return resting + processes, working, sum(passes), processes
 
 
-def _processes_gib(config: Config, role: str, device: str) -> float:
+def _processes_gib(config: WorkersConfig, role: str, device: str) -> float:
     """GiB that the processes of a rank take of their GPU. Rewards by rule use none."""
     if device == "cpu" or (role == "reward" and config.reward.model.path is None):
         return 0.0
@@ -150,7 +150,7 @@ def _processes_gib(config: Config, role: str, device: str) -> float:
 
 
 def _gib(
-    config: Config, placement: Placement, role: str, device_gib: float | None
+    config: WorkersConfig, placement: Placement, role: str, device_gib: float | None
 ) -> tuple[float, float] | tuple[float, float, float]:
     """What stays, what a turn adds, and its passes, beside the processes."""
     ranks, device = len(placement[role]), placement[role][0].device
@@ -176,7 +176,7 @@ def _gib(
     return weights + states - leaving, gradients + leaving, _passes_gib(config, role, ranks, device)
 
 
-def _passes_gib(config: Config, role: str, ranks: int, device: str) -> float:
+def _passes_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:
     """An estimate for passes of actor and critic, 0 where tokens or sizes are unknown."""
     settings = settings_of(config, role)
     size, tokens = size_of(config, role), settings.micro_batch_tokens
@@ -186,7 +186,7 @@ def _passes_gib(config: Config, role: str, ranks: int, device: str) -> float:
     return pass_bytes(size, settings, width, ranks, tokens) / GIB
 
 
-def _engine_gib(config: Config, weights: float, on_gpu: bool, device_gib: float | None) -> float:
+def _engine_gib(config: WorkersConfig, weights: float, on_gpu: bool, device_gib: float | None) -> float:
     """GiB of all engines of a device, beside their processes."""
     cache, engines = config.rollout.kv_cache_gib, config.rollout.engines_per_gpu if on_gpu else 1
     if on_gpu and device_gib is not None and cache is None:
@@ -197,7 +197,7 @@ def _engine_gib(config: Config, weights: float, on_gpu: bool, device_gib: float 
     return engines * (weights / split + (GRAPHS_GIB if on_gpu else 0.0) + (cache or 0.5))
 
 
-def copies_gib(config: Config, placement: Placement) -> float:
+def copies_gib(config: WorkersConfig, placement: Placement) -> float:
     """GiB of each node's memory for the copies of the trained roles that `trainer.redundancy` asks for; three times as
     much while they are renewed: the old ones, the new ones, and those that are being sent."""
     gib, nodes = 0.0, set[str]()
@@ -289,7 +289,7 @@ def _needed(shares_of_device: Sequence[Share], passes: bool) -> float:
     return sum(share.resting for share in shares_of_device) + max(turns)
 
 
-def alternatives(config: Config, placement: Placement) -> Iterator[tuple[str, list[Share]]]:
+def alternatives(config: WorkersConfig, placement: Placement) -> Iterator[tuple[str, list[Share]]]:
     """Settings that save memory, cumulatively, and the resulting shares."""
     savings: list[dict[str, float | bool | str]] = [
         {f"{role}.sharding.optimizer_offload": True for role in config.trained},

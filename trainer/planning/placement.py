@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from trainer.cluster.nodes import Slot
 from trainer.config.sections.device_mapping import parse_devices
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError
 
 ROLES = ("rollout", "actor", "critic", "reference", "teacher", "reward")
@@ -14,7 +14,7 @@ ROLES = ("rollout", "actor", "critic", "reference", "teacher", "reward")
 Placement = Mapping[str, Sequence[Slot]]
 
 
-def roles_of(config: Config) -> list[str]:
+def roles_of(config: WorkersConfig) -> list[str]:
     """The roles that the algorithm needs."""
     unneeded = {
         "critic": not config.needs_critic,
@@ -24,7 +24,7 @@ def roles_of(config: Config) -> list[str]:
     return [role for role in ROLES if not unneeded.get(role)]
 
 
-def place_roles(config: Config, slots: Sequence[Slot], roles: Sequence[str]) -> dict[str, list[Slot]]:
+def place_roles(config: WorkersConfig, slots: Sequence[Slot], roles: Sequence[str]) -> dict[str, list[Slot]]:
     """The slots of each role in the order of its ranks: those of its mapping, or all. Raises ConfigError."""
     return {role: _mapped(role, getattr(config.device_mapping, role), slots) for role in roles}
 
@@ -53,7 +53,7 @@ def on_shared_gpus(placement: Placement) -> bool:
     return bool(actor) and actor == engines and actor[0].device == "cuda"
 
 
-def engine_slots(config: Config, slots: Sequence[Slot]) -> list[list[Slot]]:
+def engine_slots(config: WorkersConfig, slots: Sequence[Slot]) -> list[list[Slot]]:
     """The slots of each rank of each engine: neighbouring GPUs of a node, or the same node again and again on CPU.
 
     Raises ConfigError if the model or the GPUs of a node cannot be split that way.

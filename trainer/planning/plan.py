@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.cluster.nodes import Slot
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.planning.choices import Choice, with_choices
 from trainer.planning.memory import Share, alternatives, check_fit, copies_gib, shares, table, tight
 from trainer.planning.placement import Placement, engine_slots, place_roles
@@ -14,7 +14,7 @@ from trainer.planning.placement import Placement, engine_slots, place_roles
 class Plan:
     """`config` has a value for every choice."""
 
-    config: Config
+    config: WorkersConfig
     placement: Placement
     choices: Sequence[Choice]
     shares: Sequence[Share]
@@ -33,7 +33,7 @@ class Plan:
             yield f"warning: {warning}"
 
 
-def plan_of(config: Config, slots: Sequence[Slot], roles: Sequence[str]) -> Plan:
+def plan_of(config: WorkersConfig, slots: Sequence[Slot], roles: Sequence[str]) -> Plan:
     """The plan for these slots. Raises ConfigError if batches or models do not fit."""
     placement = place_roles(config, slots, roles)
     config.check_ranks({role: len(slots) for role, slots in placement.items()})

@@ -6,7 +6,7 @@ Imports are inside: only the worker's own process imports torch and vLLM, after 
 from typing import TYPE_CHECKING
 
 from trainer.cluster.place import RankPlace, Team
-from trainer.config.tree import Config
+from trainer.config.tree import Config, WorkersConfig
 
 if TYPE_CHECKING:
     from trainer.roles.actor import ActorWorker
@@ -22,25 +22,25 @@ def make_rollout(config: Config, place: RankPlace, team: Team) -> "RolloutWorker
     return RolloutWorker(config, place, team)
 
 
-def make_actor(config: Config, place: RankPlace) -> "ActorWorker":
+def make_actor(config: WorkersConfig, place: RankPlace) -> "ActorWorker":
     from trainer.roles.actor import ActorWorker
 
     return ActorWorker(config, place)
 
 
-def make_critic(config: Config, place: RankPlace) -> "CriticWorker":
+def make_critic(config: WorkersConfig, place: RankPlace) -> "CriticWorker":
     from trainer.roles.critic import CriticWorker
 
     return CriticWorker(config, place)
 
 
-def make_reference(config: Config, place: RankPlace) -> "ReferenceWorker":
+def make_reference(config: WorkersConfig, place: RankPlace) -> "ReferenceWorker":
     from trainer.roles.reference import ReferenceWorker
 
     return ReferenceWorker(config, place)
 
 
-def make_teacher(config: Config, place: RankPlace) -> "TeacherWorker":
+def make_teacher(config: WorkersConfig, place: RankPlace) -> "TeacherWorker":
     from trainer.roles.reference import TeacherWorker
 
     return TeacherWorker(config, place)

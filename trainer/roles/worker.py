@@ -17,7 +17,7 @@ from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.keepers import KeeperLink
 from trainer.cluster.place import RankPlace
 from trainer.config.sections.roles import ActorConfig, CriticConfig, TrainedModelConfig
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import DataError, LoweredLimit, MemoryFullError
@@ -52,7 +52,7 @@ class TrainingWorker:
     needs_head = True  # the model's own output head
     _sharded_state: ShardedState | None = None
 
-    def __init__(self, config: Config, place: RankPlace) -> None:
+    def __init__(self, config: WorkersConfig, place: RankPlace) -> None:
         self.config = config
         self.place = place
         self.device = torch.device(place.device)
@@ -96,15 +96,15 @@ class TrainingWorker:
 
     def _typical_rows(self) -> Batch:
         """Rows that compile what those of a large micro-batch will need."""
-        data, model = self.config.data, self.engine.network.decoder.config
+        (prompt, response), model = self.config.longest_row, self.engine.network.decoder.config
         limit = micro_batch_limit(self._settings)
-        most = limit.tokens or limit.rows * (data.max_prompt_length + data.max_response_length)
+        most = limit.tokens or limit.rows * (prompt + response)
         return typical_rows(
             model.vocab_size,
-            data.max_prompt_length,
-            data.max_response_length,
+            prompt,
+            response,
             min(most, large_pass(model.hidden_size)),
-            share_prompt=self.config.rollout.samples_per_prompt > 1,
+            share_prompt=self.config.responses_per_prompt > 1,
         )
 
     @property
@@ -227,8 +227,8 @@ class TrainingWorker:
                 for epoch in range(settings.ppo_epochs)
                 for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).micro_batches(rows)
             ]
-        found = {name: [step[name] for step in steps if name in step] for name in dict.fromkeys(chain(*steps))}
-        means = {name: sum(values) / len(values) for name, values in found.items()} | {"learning_rate": rate}
+        values_of = {name: [step[name] for step in steps if name in step] for name in dict.fromkeys(chain(*steps))}
+        means = {name: sum(values) / len(values) for name, values in values_of.items()} | {"learning_rate": rate}
         if self.device.type == "cuda":
             means["gpu_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
         return {f"{self.section}/{name}": mean for name, mean in means.items()}

@@ -16,8 +16,7 @@ from trainer.errors import WorkerError
 from trainer.rollout.engine import engine_rows
 from trainer.rollout.occupancy import Occupancy
 from trainer.rollout.sampling import Part, Response, SamplingRequest
-from trainer.weights.endpoints import WeightReceiver, WeightSender
-from trainer.weights.transfer import TRANSPORTS, choose_transport
+from trainer.weights.transfer import TRANSPORTS, WeightReceiver, WeightSender, choose_transport
 
 logger = logging.getLogger(__name__)
 
@@ -195,8 +194,9 @@ class Engines:
         self.version += 1
         return {"rollout/synced_bytes": float(self._transfer.nbytes)}
 
-    def reconnect(self) -> None:
-        """Sends the weights of an actor that was started again: those of `version`, whatever the engines hold."""
+    def reconnect(self, version: int) -> None:
+        """Sends the weights of an actor that was started again; they are of this version, whatever the engines hold."""
+        self.version = version
         self._transfer = self._connect()
         self._gathered = False
         self._replace(self._send())

@@ -8,15 +8,16 @@ from torch import Tensor
 
 from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate, mean_over_responses
 from trainer.algorithms.off_policy.agreement import log_prob_agreement
+from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
 from trainer.algorithms.token_rewards import move_to_tokens, on_trained_tokens, token_rewards
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
+from trainer.errors import WorkerError
 from trainer.experience.collector import Collector, Experience, Scores
 from trainer.rollout.sampling import request_seed
-from trainer.runs.corrections import corrected
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ def with_advantages(
     if not config.engines_know_old_log_probs and batch.rollout_log_probs is not None:
         mass = config.rollout.truncation.smallest_mass
         metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask, mass)
-        batch, found = corrected(batch, algorithm.off_policy)
-        metrics |= found
+        batch, corrections = corrected(batch, algorithm.off_policy)
+        metrics |= corrections
     truncated = experience.truncated
     metrics["rollout/truncated_fraction"] = truncated.float().mean().item()
     if algorithm.mask_truncated:
@@ -102,3 +103,32 @@ def _rewards(
             kl_coefficient, controlled, algorithm.kl_target, algorithm.kl_horizon, len(batch)
         )
     return rewards, metrics, kl_coefficient
+
+
+def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dict[str, float]]:
+    """The batch with correction weights and without rejected tokens in its mask, and metrics of both."""
+    mask, metrics = batch.response_mask, {}
+    weights, bounded, accepted, ratio = correction.apply(batch.old_log_probs, batch.rollout_log_probs, mask)
+    if correction.rejection:
+        batch = batch.with_(response_mask=accepted)
+        metrics["rollout/rejected_fraction"] = 1 - (accepted.sum() / mask.sum()).item()
+    if weights is not None:
+        batch = batch.with_(corrections=weights)
+        metrics["rollout/ratio_largest"] = ratio[mask].max().item()
+        metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
+        metrics["rollout/corrected_fraction"] = bounded[mask].float().mean().item()
+    return batch, metrics
+
+
+def check_exact(batch: Batch) -> None:
+    """Raises WorkerError unless the actor's log-probs before the update equal the engines' to the bit."""
+    assert batch.old_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    apart = (batch.old_log_probs - batch.rollout_log_probs)[batch.response_mask].abs()
+    if differing := int((apart != 0).sum()):
+        raise WorkerError(
+            f"actor.backend=exact: {differing} of {apart.numel()} log-probs of the actor differ from the engines', "
+            f"by at most {float(apart.max()):.3g}",
+            hint="set actor.backend=fsdp, and please report model, GPU and versions",
+        )
+    logger.info("engines and actor agree to the bit in all %d log-probs of this step", apart.numel())

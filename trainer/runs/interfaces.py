@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.cluster.keepers import KeeperLink
 from trainer.data.batches.batch import Batch
 from trainer.errors import LoweredLimit
-from trainer.weights.endpoints import WeightSender
+from trainer.weights.transfer import WeightSender
 
 
 class TrainingRole(Protocol):

@@ -1,47 +1,38 @@
-"""The controller of a PPO run: one process that calls all workers. `Controller.step` is one step, top to bottom."""
+"""PPO runs. `PpoStep.take` is one step, top to bottom."""
 
 import logging
-import math
 import time
-from collections.abc import Sequence
-from copy import copy, deepcopy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from trainer.background import ended_within
-from trainer.cluster.calls import stalls_explained
-from trainer.cluster.connection import connected
-from trainer.cluster.ready import wait_for_ray
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
-from trainer.errors import ConfigError, LoweredLimit, WatchdogError
+from trainer.data.batches.batch import Batch
+from trainer.errors import ConfigError
 from trainer.experience.asynchronous import AsynchronousPipeline
-from trainer.experience.collector import Collector
+from trainer.experience.collector import Collector, Experience, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
 from trainer.experience.sampled_ahead import FILE, resumable_steps, write_steps
 from trainer.models.files import check_models, with_local_models
 from trainer.models.weight_files import check_weights
 from trainer.planning.placement import roles_of
-from trainer.records.files.owner import RunOwner
-from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
-from trainer.runs.advantages import resampled, with_advantages
-from trainer.runs.checkpoints.checkpoint import read_resumed
+from trainer.runs.advantages import check_exact, resampled, with_advantages
 from trainer.runs.checkpoints.manifest import TrainingState
-from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
-from trainer.runs.corrections import check_exact
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
-from trainer.runs.loop import TrainingResult, TrainingRun
-from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
-from trainer.runs.recovery.watchdogs import Watchdogs, most_severe
-from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
+from trainer.runs.loop import run
+from trainer.runs.recovery.watchdogs import UpdateGuard
+from trainer.runs.reproduction.writer import Repeat
 from trainer.runs.responses import ResponseRecords
-from trainer.runs.stop_signal import StopSignal
-from trainer.runs.workers import Workers, connect_ranks, find_plan, start_workers
+from trainer.runs.session import RunKind, Session
+from trainer.runs.step import Metrics, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -50,120 +41,177 @@ ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "adv
 CRITIC_READS = ("values", "returns")
 
 
-def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
-    """Runs PPO on the Ray cluster at RAY_ADDRESS, or on this machine; `repeat` is what a replay repeats.
+def train(config: Config, repeat: Repeat | None = None) -> Path:
+    """Runs PPO; the run's directory. See `trainer.runs.loop.run`."""
 
-    Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
-    """
-    config.trainer.check_resume()
-    run_dir = run_directory(config.trainer)
-    local = with_local_models(config)
-    check_models(local)
-    check_weights(local)
-    for line in code_lines(local):
-        logger.info("%s", line)
-    data = RunData.load(local)  # before any process starts: an error in a file costs seconds
-    wait_for_ray()  # so far nothing is written: if Ray never is up, nothing is left
-    with RunOwner(run_dir) as owner, stalls_explained(config.trainer, run_dir):
-        return restarted(config, run_dir, partial(_train, run_dir, owner, repeat, local, data))
+    def prepare() -> RunKind[PpoStep]:
+        local = with_local_models(config)
+        check_models(local)
+        check_weights(local)
+        for line in code_lines(local):
+            logger.info("%s", line)
+        data = RunData.load(local)
+        return RunKind(local, roles_of(local), len(data.training), partial(open_steps, data))
+
+    return run(config, prepare, repeat)
 
 
-def _train(
-    run_dir: Path,
-    owner: RunOwner,
-    repeat: Repeat | None,
-    local: Config,
-    data: RunData,
-    given: Config,
-    lowered: Sequence[LoweredLimit],
-    again: bool,
-) -> TrainingResult:
-    """One attempt. `given` are the user's own settings, `local` the same with local models; see `restarted`."""
-    config = local.model_copy(update={"trainer": with_last_checkpoint(given).trainer})
+@contextmanager
+def open_steps(data: RunData, session: Session) -> Iterator["PpoStep"]:
+    """The steps of a run on this data."""
+    config, workers, tracker = session.config, session.workers, session.tracker
+    assert isinstance(config, Config)
+    assert workers.rollout is not None
+    assert workers.reward is not None
     data = replace(data, sampler=copy(data.sampler))  # an attempt before this one has drawn from it
-    settings = config.trainer
-    resumed = read_resumed(config, list(config.trained))
-    with (
-        Tracker(run_dir, config, recorded_step(given.trainer, run_dir, resumed, again)) as tracker,
-        connected(run_dir),
-        StopSignal(owner.check) as stop,
-        CertificateWriter(run_dir, given, config, config, repeat) as certificate,
-    ):
-        with tracker.phase("start_up"):
-            planned = find_plan(config, roles_of(config))
-            config = with_limits(planned.config, all_lowered(resumed, lowered))
-            workers = start_workers(config, planned.placement)
-            tracker.expect(certificate.last_step(data.steps(config)))
-            connect = partial(
-                connect_ranks,
-                run_dir=run_dir,
-                run_steps=data.planned_steps(config),
-                timeout=settings.worker_timeout,
-            )
-            connect(workers.training.all)
-            certificate.prepare(hardware_of(workers.training.all, len(workers.rollout)), settings.checkpoint)
-            controller = Controller(config, run_dir, tracker, stop, workers, data, certificate)
-            controller.begin(resumed, lowered)
-            tracker.begin()
-            certificate.begin()
-            controller.keep_copies(connect)
-        try:
-            controller.run()
-        finally:
-            limit = settings.worker_timeout
-            ended_within(limit, controller.pipeline.close, "sampling ahead")
-            ended_within(limit, controller.collector.close, "rewards, environments and programs")
-            ended_within(limit, controller.records.close, f"trajectories in {run_dir}")
-        return controller.result()
+    mode = config.trainer.mode
+    if mode == "one_step_off" and workers.on_shared_gpus:
+        raise ConfigError(
+            f"trainer.mode={mode}: the engines share their GPUs with the actor, so they cannot sample beside it",
+            hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor, or set "
+            "trainer.mode=asynchronous",
+        )
+    engines = Engines(workers.rollout, workers.training.actor, config, workers.on_shared_gpus)
+    collector = Collector(config, engines, workers.reward, data)
+    pipeline: Pipeline | AsynchronousPipeline
+    if mode == "asynchronous":
+        pipeline = AsynchronousPipeline(collector, data.sampler, tracker.phase, workers.on_shared_gpus)
+    else:
+        pipeline = Pipeline(collector, data.sampler, tracker.phase, ahead=mode == "one_step_off")
+    records = ResponseRecords(config, session.run_dir, collector.texts)
+    tracker.flush_too(records.flush)  # no checkpoint stands without the responses of its steps
+    guard = UpdateGuard(session, config.watchdogs)
+    steps = PpoStep(config, session, data, engines, collector, pipeline, guard, records)
+    session.saver.write_beside(steps.write_sampled_ahead)
+    try:
+        yield steps
+    finally:
+        limit = config.trainer.worker_timeout
+        ended_within(limit, pipeline.close, "sampling ahead")
+        ended_within(limit, collector.close, "rewards, environments and programs")
+        ended_within(limit, records.close, f"trajectories in {session.run_dir}")
 
 
-class Controller(TrainingRun):
-    """Takes the steps of a PPO run; owns its workers and data."""
+class PpoStep:
+    """The steps of a PPO run: from prompts to updated weights in the engines."""
 
     def __init__(
         self,
         config: Config,
-        run_dir: Path,
-        tracker: Tracker,
-        stop: StopSignal,
-        workers: Workers,
+        session: Session,
         data: RunData,
-        certificate: CertificateWriter,
+        engines: Engines,
+        collector: Collector,
+        pipeline: Pipeline | AsynchronousPipeline,
+        guard: UpdateGuard,
+        records: ResponseRecords,
     ) -> None:
-        self.config = config
-        self.roles = workers.training
-        self.on_shared_gpus = workers.on_shared_gpus
-        self.engines = Engines(workers.rollout, workers.training.actor, config, workers.on_shared_gpus)
-        self.data = data
-        self.collector = Collector(config, self.engines, workers.reward, data)
-        mode = config.trainer.mode
-        if mode == "one_step_off" and workers.on_shared_gpus:
-            raise ConfigError(
-                f"trainer.mode={mode}: the engines share their GPUs with the actor, so they cannot sample beside it",
-                hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor, or set "
-                "trainer.mode=asynchronous",
-            )
-        self.pipeline: Pipeline | AsynchronousPipeline
-        if mode == "asynchronous":
-            self.pipeline = AsynchronousPipeline(self.collector, data.sampler, tracker.phase, workers.on_shared_gpus)
-        else:
-            self.pipeline = Pipeline(self.collector, data.sampler, tracker.phase, ahead=mode == "one_step_off")
+        self.config, self.tracker, self.passes = config, session.tracker, session.passes
+        self.last_step, self.efficiency = session.last_step, session.efficiency
+        self.roles, self.on_shared_gpus = session.workers.training, session.workers.on_shared_gpus
+        self.data, self.engines, self.collector, self.pipeline = data, engines, collector, pipeline
+        self.guard, self.records = guard, records
         self.kl_coefficient = config.algorithm.kl_coefficient
-        self.exact_matches: list[float] = []
-        self.watchdogs = Watchdogs(config.watchdogs)
-        self.records = ResponseRecords(config, run_dir, self.collector.texts)
-        tracker.flush_too(self.records.flush)  # no checkpoint stands without the responses of its steps
-        self.after_update: dict[str, float] = {}
+        self.exact_match: float | None = None
         self.sampled_step = 0  # the last one whose samples are recorded
         self.unproven = config.is_exact  # the actor's log-probs are yet to be compared with the engines'
-        shared = (config, run_dir, tracker, stop, workers.training, certificate, data.sampler, data.steps(config))
-        super().__init__(*shared, engines=workers.rollout)
-        if (lag := self.watchdogs.lag) is not None:
-            self.saver.keep_for_roll_backs(lag)
 
-    def begin(self, resumed: TrainingState | None, lowered: Sequence[LoweredLimit] = ()) -> None:
-        """Continues from a checkpoint if there is one, and gives the engines their first weights."""
-        super().begin(resumed, lowered)
+    def take(self, number: int, progress: Progress) -> Metrics:
+        """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
+        phase, started = self.tracker.phase, time.perf_counter()
+        experience = self.pipeline.take(number, self.last_step)  # phase generate
+        if self.on_shared_gpus:
+            with phase("sleep"):
+                self.engines.sleep()
+        with phase("batch"):
+            batch = experience.batch()
+        tokens = int(batch.lengths.sum())
+        batch = self.forward(number, batch)  # phases old_log_prob, reference, teacher, values
+        with phase("reward"):  # most of it ran beside the passes
+            scores = experience.scores.result()
+        self.record_samples(number, experience, scores)
+        with phase("advantages"):
+            batch, metrics, self.kl_coefficient = with_advantages(
+                batch, experience, scores, self.collector, self.kl_coefficient
+            )
+            metrics |= experience.staleness(self.engines.version, self.config.trainer.mode != "synchronous")
+        with progress.updating(number, metrics):
+            self.records.write_step(number, experience, scores, batch)
+            if self.guard.allows(number, metrics):
+                batch = resampled(batch, experience, scores, self.collector, number)
+                self.update(number, batch, metrics)  # phases update_critic, update_actor
+        self.sync_weights(metrics)
+        metrics["rollout/repairs"] = self.engines.take_repairs()
+        metrics["reward/repairs"] = self.collector.reward.take_repairs()
+        seconds = time.perf_counter() - started
+        return metrics | {"time/step": seconds, "throughput/tokens_per_second": tokens / seconds}
+
+    def forward(self, number: int, batch: Batch) -> Batch:
+        """The batch with what the networks compute before they change."""
+        forward, actor, roles = self.passes.forward, self.roles.actor, self.roles
+        if self.config.needs_old_log_probs(number) or self.unproven:
+            batch = batch.with_(old_log_probs=forward("old_log_prob", actor, ActorRole.log_probs, batch))
+        if self.unproven:
+            check_exact(batch)
+            self.unproven = False
+        if self.config.engines_know_old_log_probs:
+            batch = batch.with_(old_log_probs=batch.rollout_log_probs)
+        if self.config.algorithm.estimator.needs_squared_probabilities:
+            squares = forward("squared_probabilities", actor, ActorRole.squared_probabilities, batch)
+            batch = batch.with_(squared_probabilities=squares)
+        if roles.reference:
+            log_probs = forward("reference", roles.reference, ReferenceRole.reference_log_probs, batch)
+            batch = batch.with_(reference_log_probs=log_probs)
+        if roles.teacher:
+            log_probs = forward("teacher", roles.teacher, ReferenceRole.reference_log_probs, batch)
+            batch = batch.with_(teacher_log_probs=log_probs)
+        if roles.critic:
+            batch = batch.with_(values=forward("values", roles.critic, CriticRole.values, batch))
+        return batch
+
+    def record_samples(self, number: int, experience: Experience, scores: Scores) -> None:
+        """Records some responses, but not again if the step is taken again."""
+        if number > self.sampled_step:
+            self.tracker.log_samples(number, self.records.samples(experience, scores.values.tolist()))
+            self.sampled_step = number
+
+    def update(self, number: int, batch: Batch, metrics: Metrics) -> None:
+        """The optimizer steps of critic and actor."""
+        if self.roles.critic:
+            read = batch.with_only(*CRITIC_READS)
+            rows = self.config.critic.mini_batch_size
+            metrics |= self.passes.update("update_critic", self.roles.critic, read, rows)
+        if number > self.config.trainer.critic_warmup:
+            read = batch.with_only(*ACTOR_READS)
+            rows = self.config.actor.mini_batch_size
+            metrics |= self.passes.update("update_actor", self.roles.actor, read, rows)
+            if "actor/kl_loss" in metrics:  # where no pass before the update has measured the KL
+                metrics.setdefault("reference/kl", metrics["actor/kl_loss"])
+            self.guard.updated(metrics)
+
+    def sync_weights(self, metrics: Metrics) -> None:
+        """Gives the engines the actor's weights, between two of their responses or segments."""
+        with self.tracker.phase("sync_weights"):
+            self.engines.gather_weights()
+        with self.pipeline.paused(), self.tracker.phase("sync_weights"):
+            work = self.engines.take_work()
+            metrics |= self.engines.sync_weights()
+        waited = self.tracker.seconds.get("time/generate", 0.0)
+        self.efficiency.engines_did(work, waited if self.config.trainer.mode == "synchronous" else None)
+
+    def validate(self, number: int) -> Metrics:
+        """Metrics of responses to the held-out prompts."""
+        with self.pipeline.paused(), self.tracker.phase("validate"):
+            validation = self.collector.validate()
+            self.engines.take_work()  # it is no part of a step
+        self.records.write_validation(number, validation)
+        self.exact_match = validation.metrics["validation/exact_match"]
+        return validation.metrics
+
+    def begin(self, resumed: TrainingState | None) -> None:
+        """Gives the engines their first weights, and continues from the state of a checkpoint if there is one."""
+        if resumed is not None:
+            self.data.sampler.load_state_dict(resumed.sampler)
         self.engines.start()
         if resumed is None:
             return
@@ -171,163 +219,37 @@ class Controller(TrainingRun):
             self.kl_coefficient = resumed.kl_coefficient
         if self.config.trainer.checkpoint is not None:
             file = self.config.trainer.checkpoint / FILE
-            between = (resumed.config, self._dump)
+            between = (resumed.config, self.config.model_dump(mode="json"))
             self.pipeline.restore(resumable_steps(file, self.data.training, self.engines.version, *between))
-        self.watchdogs.recall(resumed.watched)
-        self.after_update = {name: math.nan if own is None else own for name, own in resumed.after_update.items()}
-        self.exact_matches += [] if resumed.exact_match is None else [resumed.exact_match]
+        self.guard.resume(resumed)
+        self.exact_match = resumed.exact_match
         self.records.truncate(resumed.step)
 
-    def write_beside(self, directory: Path) -> dict[str, str]:
-        """Writes the responses that were sampled for the steps to come. Raises CheckpointError."""
-        steps = self.pipeline.sampled_ahead(self.progress.step)
-        return {FILE: write_steps(steps, directory / FILE, self.engines.version)} if steps else {}
-
-    def result(self) -> TrainingResult:
-        first, last = (self.exact_matches[0], self.exact_matches[-1]) if self.exact_matches else (None, None)
-        return TrainingResult(self.run_dir, self.progress.step, first, last)
-
-    def step(self, step: int) -> dict[str, float]:
-        """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
-        phase, started = self.tracker.phase, time.perf_counter()
-        actor, critic, reference = self.roles.actor, self.roles.critic, self.roles.reference
-        experience = self.pipeline.take(step, self.last_step)  # phase generate
-        if self.on_shared_gpus:
-            with phase("sleep"):
-                self.engines.sleep()
-        with phase("batch"):
-            batch = experience.batch()
-        tokens = int(batch.lengths.sum())
-        if self.config.needs_old_log_probs(step) or self.unproven:
-            batch = batch.with_(old_log_probs=self.forward_pass("old_log_prob", actor, ActorRole.log_probs, batch))
-        if self.unproven:
-            check_exact(batch)
-            self.unproven = False
-        if self.config.engines_know_old_log_probs:
-            batch = batch.with_(old_log_probs=batch.rollout_log_probs)
-        if self.config.algorithm.estimator.needs_squared_probabilities:
-            found = self.forward_pass("squared_probabilities", actor, ActorRole.squared_probabilities, batch)
-            batch = batch.with_(squared_probabilities=found)
-        if reference:
-            found = self.forward_pass("reference", reference, ReferenceRole.reference_log_probs, batch)
-            batch = batch.with_(reference_log_probs=found)
-        if self.roles.teacher:
-            found = self.forward_pass("teacher", self.roles.teacher, ReferenceRole.reference_log_probs, batch)
-            batch = batch.with_(teacher_log_probs=found)
-        if critic:
-            batch = batch.with_(values=self.forward_pass("values", critic, CriticRole.values, batch))
-        with phase("reward"):  # most of it ran beside the passes
-            scores = experience.scores.result()
-        if step > self.sampled_step:  # not again if the step is taken again
-            self.tracker.log_samples(step, self.records.samples(experience, scores.values.tolist()))
-            self.sampled_step = step
-        with phase("advantages"):
-            batch, metrics, self.kl_coefficient = with_advantages(
-                batch, experience, scores, self.collector, self.kl_coefficient
-            )
-            shares = self.config.trainer.mode != "synchronous"
-            metrics |= experience.staleness(self.engines.version, shares)
-        self.begin_update()
-        self.records.write_step(step, experience, scores, batch)
-        if self.may_update(step, metrics):
-            batch = resampled(batch, experience, scores, self.collector, step)
-            if critic:
-                read = batch.with_only(*CRITIC_READS)
-                metrics |= self.update_pass("update_critic", critic, read, self.config.critic.mini_batch_size)
-            if step > self.config.trainer.critic_warmup:
-                read = batch.with_only(*ACTOR_READS)
-                metrics |= self.update_pass("update_actor", actor, read, self.config.actor.mini_batch_size)
-                if "actor/kl_loss" in metrics:  # where no pass before the update has measured the KL
-                    metrics.setdefault("reference/kl", metrics["actor/kl_loss"])
-                self.after_update = {
-                    name: metrics[name] for name in ("actor/entropy", "reference/kl") if name in metrics
-                }
-        self.end_update(step, metrics)
-        with phase("sync_weights"):
-            self.engines.gather_weights()
-        with self.pipeline.paused(), phase("sync_weights"):
-            work = self.engines.take_work()
-            metrics |= self.engines.sync_weights()
-        waited = self.tracker.seconds.get("time/generate", 0.0)
-        self.efficiency.engines_did(work, waited if self.config.trainer.mode == "synchronous" else None)
-        metrics["rollout/repairs"] = self.engines.take_repairs()
-        metrics["reward/repairs"] = self.collector.reward.take_repairs()
-        seconds = time.perf_counter() - started
-        return metrics | {"time/step": seconds, "throughput/tokens_per_second": tokens / seconds}
-
-    def may_update(self, step: int, metrics: dict[str, float]) -> bool:
-        """Whether the watchdogs allow an update. They see this step's metrics and those of the last update; the alarms
-        are added to `metrics`.
-
-        Rolls back if an alarm demands it. Raises WatchdogError if one demands a stop.
-        """
-        metrics["memory/node_gib"] = psutil.virtual_memory().used / 2**30
-        alarms = self.watchdogs.look(self.after_update | metrics)
-        # Sampled metrics measure the weights of the previous step, those of its update perhaps the weights before it.
-        newest = {name: step - (1 if name in metrics else 2) for name in (*self.after_update, *metrics)}
-        self.after_update = {}
-        for alarm in alarms:
-            metrics[f"watchdog/{alarm.name}"] = 1.0
-            logger.warning("watchdog %s (%s): %s", alarm.name, alarm.action, alarm.message)
-        action = most_severe(alarms)
-        if action == "stop":
-            alarm = next(alarm for alarm in alarms if alarm.action == "stop")
-            self._settled = True  # the weights are still those of the last step, so the run can save them
-            raise WatchdogError(
-                f"watchdog {alarm.name}: {alarm.message}",
-                hint=f"look at the curves, or set watchdogs.{alarm.name}.action=log to continue regardless",
-            )
-        if action == "roll_back":
-            faults = [alarm for alarm in alarms if alarm.action == "roll_back"]
-            self._roll_back(min(newest[alarm.metric] - (alarm.steps - 1) for alarm in faults))
-        return action not in ("skip", "roll_back")
-
-    def _roll_back(self, faulty: int) -> None:
-        """Loads the weights of the last checkpoint before step `faulty`, the first whose weights may be at fault."""
-        with self.tracker.phase("save"):
-            self.saver.settle()
-        found = self.saver.before(faulty)
-        if found is None:
-            logger.warning("no checkpoint from before step %d to roll back to: only the update is skipped", faulty)
-            return
-        logger.warning("rolled back to the weights of %s, from before step %d", found, faulty)
-        self.load_weights(found)
-        self.watchdogs.forget()
-        self.saver.schedule.retry(0.0)  # so that the newest checkpoint is not the faulty one
-
-    def validate(self) -> dict[str, float]:
-        """Metrics of responses to the held-out prompts."""
-        with self.pipeline.paused(), self.tracker.phase("validate"):
-            found = self.collector.validate()
-            self.engines.take_work()  # it is no part of a step
-        self.records.write_validation(self.progress.step, found)
-        exact_match = found.metrics["validation/exact_match"]
-        self.exact_matches.append(exact_match)
-        self.progress = self.progress.model_copy(update={"exact_match": exact_match})
-        return found.metrics
-
-    def remember(self) -> None:
-        self.remembered = deepcopy((self.kl_coefficient, self.after_update, self.exact_matches, self.watchdogs))
-        self.remembered_version = self.engines.version
-
-    def return_to(self, _state: TrainingState) -> None:
-        """Takes the interrupted step again with the responses that were sampled for it, so the sampler stays."""
-        found = deepcopy(self.remembered)
-        self.kl_coefficient, self.after_update, self.exact_matches, self.watchdogs = found
-        with self.pipeline.paused():
-            self.engines.version = self.remembered_version  # an update that they got already is undone
-            self.engines.reconnect()
-
-    def good_enough(self) -> bool:
-        stop_at = self.config.trainer.stop_at
-        return stop_at is not None and bool(self.exact_matches) and self.exact_matches[-1] >= stop_at
-
-    def state(self, step: int) -> TrainingState:
-        own = {
+    def state(self) -> dict[str, Any]:
+        return {
             "kl_coefficient": self.kl_coefficient,
-            "exact_match": self.exact_matches[-1] if self.exact_matches else None,
+            "exact_match": self.exact_match,
             "sampler": self.pipeline.sampler_state(),
-            "watched": self.watchdogs.seen(),
-            "after_update": dict(self.after_update),
+            **self.guard.state(),
         }
-        return super().state(step).model_copy(update=own)
+
+    def write_sampled_ahead(self, directory: Path, step: int) -> dict[str, str]:
+        """Writes the responses that were sampled for the steps after this one; the SHA-256 of the file.
+
+        Raises CheckpointError.
+        """
+        ahead = self.pipeline.sampled_ahead(step)
+        return {FILE: write_steps(ahead, directory / FILE, self.engines.version)} if ahead else {}
+
+    def snapshot(self) -> Callable[[], None]:
+        """The step is taken again with the responses that were sampled for it, so the sampler stays."""
+        kl_coefficient, exact_match, version = self.kl_coefficient, self.exact_match, self.engines.version
+        go_back_before_update = self.guard.snapshot()
+
+        def go_back() -> None:
+            self.kl_coefficient, self.exact_match = kl_coefficient, exact_match
+            go_back_before_update()
+            with self.pipeline.paused():
+                self.engines.reconnect(version)  # an update that they got already is undone
+
+        return go_back

@@ -9,7 +9,7 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.experience.collector import Experience, Scores, Validation
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 from trainer.records.tracking import Sample
 from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory, validations_directory
 
@@ -42,11 +42,14 @@ class ResponseRecords:
         if self._steps.wants(step):
             self._steps.write(step, partial(self._rows_of_step, experience, scores, batch))
 
-    def write_validation(self, step: int, found: Validation) -> None:
+    def write_validation(self, step: int, validation: Validation) -> None:
         """Starts to write all responses of the validation after a step, unless trajectories are off."""
         if self._settings.freq > 0:
-            rewards, parts = [one.value for one in found.scored], [one.numbers for one in found.scored]
-            self._validations.write(step, partial(self._rows, found.prompts, found.responses, rewards, parts))
+            rewards, parts = (
+                [score.value for score in validation.scored],
+                [score.numbers for score in validation.scored],
+            )
+            self._validations.write(step, partial(self._rows, validation.prompts, validation.responses, rewards, parts))
 
     def truncate(self, last_step: int) -> None:
         """Removes what later steps recorded: a resumed run takes these steps again."""
@@ -74,7 +77,11 @@ class ResponseRecords:
             {
                 **row,
                 "token_ids": response.token_ids,
-                **{name: own[number, : row["tokens"]].tolist() for name, own in values.items() if own is not None},
+                **{
+                    name: tokens[number, : row["tokens"]].tolist()
+                    for name, tokens in values.items()
+                    if tokens is not None
+                },
             }
             for number, (row, response) in enumerate(zip(rows, responses, strict=True))
         ]

@@ -14,7 +14,7 @@ from trainer.cluster.device_memory import with_memory
 from trainer.cluster.nodes import ClusterNode, Slot, find_nodes, reserve_slots
 from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
-from trainer.config.tree import Config
+from trainer.config.tree import Config, WorkersConfig
 from trainer.experience.reward_workers import Scorer
 from trainer.planning.placement import ROLES, Placement, engine_slots, on_shared_gpus
 from trainer.planning.plan import Plan, plan_of
@@ -25,6 +25,7 @@ from trainer.rollout.vllm.settings import EXACT, engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
 from trainer.training.determinism import ENVIRONMENT as DETERMINISTIC
 
+C = TypeVar("C", bound=WorkersConfig)
 W = TypeVar("W")
 
 # The share of its slot's GPU that Ray reserves for a worker, so that all roles of a slot fit.
@@ -56,26 +57,27 @@ class TrainingGroups:
 
 @dataclass(frozen=True)
 class Workers:
-    """The groups of a run. `on_shared_gpus`: engines and actor have the same GPUs, so weights are copied on the GPU,
-    and engines free their memory while other roles compute."""
+    """The groups of a run; engines and rewards are None in a run that learns from files. `on_shared_gpus`: engines and
+    actor have the same GPUs, so weights are copied on the GPU, and engines free their memory while other roles
+    compute."""
 
-    rollout: WorkerGroup[EngineWorker]
     training: TrainingGroups
-    reward: WorkerGroup[Scorer]
+    rollout: WorkerGroup[EngineWorker] | None
+    reward: WorkerGroup[Scorer] | None
     on_shared_gpus: bool
 
 
-def start_workers(config: Config, placement: Placement) -> Workers:
+def start_workers(config: WorkersConfig, placement: Placement) -> Workers:
     """Starts a worker of each role in each of its slots; returns at once, while they import what they need."""
-    return Workers(
-        start_engines(make_rollout, config, placement["rollout"]),  # first: engines take longest to start
-        start_training(config, placement),
-        start_group("reward", make_reward, config, placement),
-        on_shared_gpus(placement),
-    )
+    if not isinstance(config, Config):
+        return Workers(start_training(config, placement), None, None, on_shared_gpus=False)
+    rollout = start_engines(make_rollout, config, placement["rollout"])  # first: engines take longest to start
+    training = start_training(config, placement)
+    reward = start_group("reward", make_reward, config, placement)
+    return Workers(training, rollout, reward, on_shared_gpus(placement))
 
 
-def start_training(config: Config, placement: Placement) -> TrainingGroups:
+def start_training(config: WorkersConfig, placement: Placement) -> TrainingGroups:
     """Starts the workers of actor, critic, reference and teacher, each if it has slots; returns at once."""
     actor: WorkerGroup[ActorRole] = start_group("actor", make_actor, config, placement)
     critic = start_group("critic", make_critic, config, placement) if "critic" in placement else None
@@ -86,9 +88,7 @@ def start_training(config: Config, placement: Placement) -> TrainingGroups:
     return TrainingGroups(actor, critic, reference, teacher)
 
 
-def start_group(
-    role: str, make: Callable[[Config, RankPlace], W], config: Config, placement: Placement
-) -> WorkerGroup[W]:
+def start_group(role: str, make: Callable[[C, RankPlace], W], config: C, placement: Placement) -> WorkerGroup[W]:
     """Starts the workers of one role; returns at once."""
     settings, slots = config.trainer, placement[role]
     group = WorkerGroup[W](role, settings.worker_timeout, settings.bind_cores)
@@ -127,7 +127,7 @@ def start_engines(
     return group
 
 
-def worker_environment(config: Config, slot: Slot, at_once: int = 1) -> dict[str, str]:
+def worker_environment(config: WorkersConfig, slot: Slot, at_once: int = 1) -> dict[str, str]:
     """The variables to set in a worker's process before it imports torch; `at_once` such processes compute together."""
     return {
         **engine_environment(config.rollout.eager_on(slot.device)),
@@ -151,22 +151,23 @@ def connect_ranks(groups: Sequence[WorkerGroup[TrainingRole]], run_dir: Path, ru
         for group, port in zip(groups, ports, strict=True)
     ]
     notes = wait([call for calls in setups for call in calls], timeout)
-    for note in dict.fromkeys(note for own in notes for note in own):
+    for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
         logger.info("%s", note)
 
 
-def find_plan(config: Config, roles: Sequence[str]) -> Plan:
+def find_plan(config: WorkersConfig, roles: Sequence[str]) -> Plan:
     """The plan of a run on the nodes of the cluster, logged.
 
     Raises ConfigError if batches or models do not fit.
     """
-    check_engine(config)
+    if isinstance(config, Config):
+        check_engine(config)
     settings = config.trainer
     nodes = find_nodes(settings.nnodes, settings.n_gpus_per_node)
     gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
     nodes = with_memory(nodes, "cuda" if gpus else "cpu", settings.worker_timeout)
     slots = reserve_slots(nodes, gpus, settings.worker_timeout)
-    found = plan_of(config, slots, roles)
-    for line in found.lines():
+    plan = plan_of(config, slots, roles)
+    for line in plan.lines():
         logger.info("%s", line)
-    return found
+    return plan

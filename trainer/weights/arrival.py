@@ -15,10 +15,10 @@ def checked(sent: SentBucket) -> Bucket:
     return bucket
 
 
-def check_arrived(found: int, packed: int) -> None:
+def check_arrived(arrived: int, packed: int) -> None:
     """Raises WorkerError if the checksum of a bucket is not the one it was packed with."""
-    if found != packed:
-        raise WorkerError(f"weights changed on the way: their checksum is {found}, not {packed}", hint=_HINT)
+    if arrived != packed:
+        raise WorkerError(f"weights changed on the way: their checksum is {arrived}, not {packed}", hint=_HINT)
 
 
 def check_in_place(inside: int, given: int) -> None:

@@ -85,26 +85,26 @@ class InPlaceLoader:
             if bucket.layout not in self._copies:  # its copies are not known yet
                 update.waiting, update.inside = {None: [*update.parameters]}, []
             self._copy(bucket)
-            found = bucket.sum
-            given = self._given(bucket, found, update.word)
-            update.sums.append(torch.stack([bucket.packed_sum, found, given]))
+            arrived = bucket.sum
+            given = self._given(bucket, arrived, update.word)
+            update.sums.append(torch.stack([bucket.packed_sum, arrived, given]))
             if bucket.layout in update.waiting:
                 update.inside.append(word_sum(update.waiting.pop(bucket.layout), update.word))
             del sent, bucket  # frees memory for the next bucket
         if ends:
             update.inside += [word_sum(rest, update.word) for rest in update.waiting.values()]
         # Waits for the copies. The sender may free its buckets after this.
-        packed, found, given = torch.stack(update.sums).sum(dim=0).tolist()
-        check_arrived(found, packed)
+        packed, arrived, given = torch.stack(update.sums).sum(dim=0).tolist()
+        check_arrived(arrived, packed)
         if ends and (not self._sharded or None not in self._copies.values()):
             check_in_place(int(torch.stack(update.inside).sum()), given)
 
-    def _given(self, bucket: Bucket, found: Tensor, word: torch.dtype) -> Tensor:
+    def _given(self, bucket: Bucket, arrived: Tensor, word: torch.dtype) -> Tensor:
         """The checksum in words of what the model took from a bucket; `found` is the bucket's own."""
         if not self._sharded:
-            return found if word is torch.int64 else word_sum(bucket.layout.tensors(bucket.data), word)
+            return arrived if word is torch.int64 else word_sum(bucket.layout.tensors(bucket.data), word)
         copies = self._copies[bucket.layout]
-        return word_sum(copies.pieces(bucket), word) if copies else torch.zeros_like(found)
+        return word_sum(copies.pieces(bucket), word) if copies else torch.zeros_like(arrived)
 
     def _by_last_bucket(self, parameters: Sequence[Tensor]) -> dict[BucketLayout | None, list[Tensor]]:
         """The weights grouped by the bucket that holds their last part; under None if that is not known."""
@@ -139,11 +139,11 @@ def record(model: nn.Module, bucket: Bucket, sharded: bool = False) -> RecordedC
     shard, a part of every weight in the bucket."""
     with CopyRecorder() as recorder, torch.no_grad():
         model.load_weights(bucket.tensors())
-    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     copies = [
         (target, source)
         for target, source in recorder.copies
-        if _is_plain(target, source, bucket) and target.untyped_storage().data_ptr() in own
+        if _is_plain(target, source, bucket) and target.untyped_storage().data_ptr() in storages
     ]
     sources = [source for _, source in copies]
     complete = _from_every_weight(bucket, sources) if sharded else _nbytes(sources) == bucket.layout.nbytes

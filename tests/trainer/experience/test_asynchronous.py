@@ -1,10 +1,8 @@
 """Sampling that continues while weights change. Fake engines return tokens that equal the version of the weights."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ from trainer.data.dataset import Prompt, PromptSampler
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Experience, Phase, Scores, completed
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.sampled_ahead import SampledStep
+from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 
@@ -37,6 +34,18 @@ class FakeEngines:
         self.left: dict[int, int] = {}  # tokens of the responses in flight
         self.updated_after_each_segment = False
         self.during_segment: Callable[[], None] = lambda: None
+        self._sampled, self._samples = 0, threading.Condition()
+
+    def wait_for_tokens(self, count: int) -> None:
+        """Waits until so many tokens were sampled."""
+        with self._samples:
+            assert self._samples.wait_for(lambda: self._sampled >= count, timeout=60)
+            assert self._sampled == count
+
+    def _count(self, parts: Iterable[Response]) -> None:
+        with self._samples:
+            self._sampled += sum(len(part.token_ids) for part in parts)
+            self._samples.notify_all()
 
     def generate(self, requests: Sequence[SamplingRequest], homes: None) -> list[Response]:
         assert not self.in_flight
@@ -44,6 +53,7 @@ class FakeEngines:
         self.asked += requests
         self.during_segment()
         responses = [self._response(request) for request in requests]
+        self._count(responses)
         self.version += self.updated_after_each_segment
         return responses
 
@@ -68,6 +78,7 @@ class FakeEngines:
             count = min(left, steps)
             parts[number] = Part((self.version,) * count, (-0.5,) * count, count == left, finished=count == left)
         self.left = {n: left - steps for n, left in self.left.items() if left > steps}
+        self._count(parts.values())
         self.version += self.updated_after_each_segment
         return parts
 
@@ -105,6 +116,7 @@ class FakeCollector:
         self.conversations = Conversations(self.config, self.engines, None)  # type: ignore[arg-type]
         self.sampler = sampler
         self.begun: list[tuple[int, int]] = []  # step, version
+        self.rows: dict[int, list[Trajectory]] = {}  # by step
         self.failing_step: int | None = None
 
     def draw(self) -> list[Prompt]:
@@ -114,42 +126,41 @@ class FakeCollector:
         if step == self.failing_step:
             raise ValueError("bad luck")
         self.begun.append((step, self.engines.version))
-        return self.conversations.begin(prompts, range(len(prompts)), 1.0)
+        self.rows[step] = self.conversations.begin(prompts, range(len(prompts)), 1.0)
+        return self.rows[step]
 
     def experience(self, prompts: list[Prompt], rows: list[Trajectory], phase: Phase) -> Experience:  # noqa: ARG002
         return Experience(prompts, rows, completed(Scores(torch.zeros(len(rows)), {})))
 
 
 @contextmanager
-def running(max_staleness: float, on_shared_gpus: bool = False) -> Iterator[tuple[AsynchronousPipeline, FakeCollector]]:
-    sampler = PromptSampler(24, 4, shuffle=False, seed=0)
+def running(
+    max_staleness: float, on_shared_gpus: bool = False, prompts: int = 4
+) -> Iterator[tuple[AsynchronousPipeline, FakeCollector]]:
+    sampler = PromptSampler(24, prompts, shuffle=False, seed=0)
     collector = FakeCollector(sampler, max_staleness)
     phase: Phase = lambda _name: nullcontext()  # noqa: E731
+    others = sampling_threads()
     pipeline = AsynchronousPipeline(collector, sampler, phase, on_shared_gpus)  # type: ignore[arg-type]
     try:
         yield pipeline, collector
     finally:
         pipeline.close()
-        assert not pipeline._thread.is_alive()
+        assert sampling_threads() == others
 
 
 def sampling_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "sample"]
 
 
-def begun(pipeline: AsynchronousPipeline) -> list[Trajectory]:
-    """The responses of the oldest step that is under way."""
-    return pipeline._under_way[0].rows
+def tokens(prompts: Iterable[int]) -> int:
+    """Tokens of the responses to these prompts."""
+    return sum(LENGTHS[index % 4] for index in prompts)
 
 
-def wait_until(pipeline: AsynchronousPipeline, holds: Callable[[], object]) -> None:
-    with pipeline._changed:
-        assert pipeline._changed.wait_for(holds, timeout=60)
-
-
-def settle(pipeline: AsynchronousPipeline) -> None:
-    """Waits until the thread has sampled all that it may."""
-    wait_until(pipeline, lambda: not pipeline._active() and not pipeline._may_begin())
+def settle(collector: FakeCollector, steps: int) -> None:
+    """Waits until the engines have sampled whole responses for so many steps."""
+    collector.engines.wait_for_tokens(steps * sum(LENGTHS))
 
 
 def update(pipeline: AsynchronousPipeline, collector: FakeCollector) -> None:
@@ -182,23 +193,23 @@ def test_a_fraction_of_a_step_s_prompts_may_start_one_update_earlier() -> None:
             assert max(ages[:2]) <= 1
             assert ages[2:] == [0, 0]
             if step < LAST:  # the first half of the next step needs no update
-                wait_until(pipeline, lambda: pipeline._under_way and all(row.done for row in begun(pipeline)[:2]))
-                assert [row.done for row in begun(pipeline)] == [True, True, False, False]
+                collector.engines.wait_for_tokens(step * sum(LENGTHS) + sum(LENGTHS[:2]))
+                (ahead,) = pipeline.sampled_ahead(step)
+                assert [row.done for row in ahead.rows] == [True, True, False, False]
             update(pipeline, collector)
 
 
 def test_engines_on_the_trainers_gpus_stand_still_from_a_complete_step_to_the_next_weights() -> None:
     with running(max_staleness=1, on_shared_gpus=True) as (pipeline, collector):
-        segments: list[int] = []
-        collector.engines.during_segment = lambda: segments.append(collector.engines.version)
+        samples = threading.Event()
+        collector.engines.during_segment = samples.set
         for step in range(1, LAST + 1):
             pipeline.take(step, LAST)
-            sampled = len(segments)
-            assert (pipeline._at_work, pipeline._pauses) == (False, 1)
+            samples.clear()
+            assert not samples.wait(0.05)
             with pipeline.paused():  # as for weights
                 collector.engines.version += 1
-                assert len(segments) == sampled
-            assert pipeline._pauses == 0
+                assert not samples.is_set()
     # The next step's responses fill the engines while a step waits for its longest one.
     assert collector.begun[:2] == [(1, 0), (2, 0)]
 
@@ -250,7 +261,7 @@ def test_a_response_that_an_engine_lost_is_asked_for_again_with_its_tokens() -> 
 def test_responses_in_flight_go_on_while_a_validation_samples() -> None:
     with running(max_staleness=1) as (pipeline, collector):
         pipeline.take(1, LAST)
-        wait_until(pipeline, lambda: pipeline._finished and not pipeline._active())
+        settle(collector, 2)
         entered, go_on = threading.Event(), threading.Event()
 
         def segment() -> None:
@@ -266,7 +277,8 @@ def test_responses_in_flight_go_on_while_a_validation_samples() -> None:
             (held_out,) = collector.conversations.begin([Prompt(0, (20,), "", "", "")], [0], 0.0)
             collector.conversations.finish([held_out])
             assert len(held_out.token_ids) == 20
-            assert all(row.done for row in begun(pipeline))
+            (ahead,) = pipeline.sampled_ahead(2)
+            assert all(row.done for row in ahead.rows)
         for step in (2, 3):  # and nobody waits for responses that are there
             assert len(pipeline.take(step, LAST).responses[1].token_ids) == 17
 
@@ -281,21 +293,22 @@ def test_a_resumed_run_continues_its_responses_with_the_same_staleness() -> None
         for step in (1, 2):
             pipeline.take(step, LAST)
             update(pipeline, collector)
-        settle(pipeline)
-        steps = pipeline.sampled_ahead(2)
-        assert [one.step for one in steps] == [3, 4, 5]
+        settle(collector, 5)
+        ahead = pipeline.sampled_ahead(2)
+        assert [sampled.step for sampled in ahead] == [3, 4, 5]
         with running(max_staleness=2) as (resumed, resumed_collector):
-            for one in steps:
-                for row in one.rows:
+            for sampled in ahead:
+                for row in sampled.rows:
                     row.versions = [version - collector.engines.version for version in row.versions]
-            resumed.restore(steps)
+            resumed.restore(ahead)
             for step in range(3, LAST + 1):
                 first, second = pipeline.take(step, LAST), resumed.take(step, LAST)
                 assert [prompt.index for prompt in second.prompts] == [prompt.index for prompt in first.prompts]
                 assert ages(resumed_collector, second.responses) == ages(collector, first.responses)
-                for one, own in ((pipeline, collector), (resumed, resumed_collector)):
-                    update(one, own)
-                    settle(one)
+                update(pipeline, collector)
+                update(resumed, resumed_collector)
+                settle(collector, LAST)
+                settle(resumed_collector, LAST - 5)
             assert [step for step, _ in resumed_collector.begun] == [6]
 
 
@@ -303,58 +316,57 @@ def test_responses_are_kept_as_far_as_they_are_sampled() -> None:
     with running(max_staleness=0) as (pipeline, collector):
         pipeline.take(1, LAST)
         update(pipeline, collector)
-        wait_until(pipeline, lambda: pipeline._finished)
+        settle(collector, 2)
         (kept,) = pipeline.sampled_ahead(1)
         kept.rows[0].token_ids.clear()
         assert pipeline.take(2, LAST).responses[0].token_ids  # a copy was changed
-        assert [one.step for one in pipeline.sampled_ahead(1)][:1] == [2]  # until its update
+        assert [sampled.step for sampled in pipeline.sampled_ahead(1)] == [2]  # until its update
 
 
 def test_a_checkpoint_waits_for_a_segment_and_not_for_whole_responses() -> None:
-    entered = threading.Event()
-
-    def segment() -> None:
-        """Lasts until somebody waits for its end, a second at most."""
-        entered.set()
-        deadline = time.monotonic() + 1
-        while not pipeline._pauses and time.monotonic() < deadline:
-            time.sleep(0.001)
-
     with running(max_staleness=1) as (pipeline, collector):
         pipeline.take(1, LAST)
         pipeline.take(2, LAST)
+        entered, go_on = threading.Event(), threading.Event()
+
+        def segment() -> None:
+            entered.set()
+            assert go_on.wait(timeout=60)
+
         collector.engines.during_segment = segment
         update(pipeline, collector)  # step 3 may begin; its longest response takes five segments
         assert entered.wait(timeout=60)
-        kept = pipeline.sampled_ahead(2)
-        assert [one.step for one in kept] == [3]
-        assert not all(row.done for row in kept[0].rows)
-        assert pipeline._pauses == 0
-        collector.engines.during_segment = lambda: None
+        threading.Timer(0.1, go_on.set).start()
+        (kept,) = pipeline.sampled_ahead(2)
+        assert kept.step == 3
+        assert not all(row.done for row in kept.rows)
         assert len(pipeline.take(3, LAST).responses[1].token_ids) == 17
 
 
-def test_responses_that_are_older_than_the_settings_allow_do_not_start() -> None:
-    with running(max_staleness=0.5) as (pipeline, collector):
-        prompts = [Prompt(index, (3,), "", "", "") for index in range(10)]
-        steps = [
-            SampledStep(step, prompts, collector.conversations.begin(prompts, range(10), 1.0), {}) for step in range(4)
-        ]
-        assert [len(pipeline._started(step)) for step in steps] == [10, 10 // 2, 0, 0]
-    with running(max_staleness=0.3) as (pipeline, _):
-        pipeline._first_step = 5  # 5 + 1 + 0.3 - 6 is a little less than 0.3
-        assert len(pipeline._started(replace(steps[0], step=6))) == 3
+@pytest.mark.parametrize(
+    ("max_staleness", "step", "started"),
+    [(0.5, 1, 5), (0.3, 5, 3)],  # 5 + 1 + 0.3 - 6 is a little less than 0.3
+)
+def test_responses_that_would_be_older_than_the_settings_allow_do_not_start(
+    max_staleness: float, step: int, started: int
+) -> None:
+    with running(max_staleness, prompts=10) as (pipeline, collector):
+        pipeline.take(step, LAST)
+        collector.engines.wait_for_tokens(tokens(range(10 + started)))
+        (ahead,) = pipeline.sampled_ahead(step)
+        assert [bool(row.token_ids) for row in ahead.rows] == [True] * started + [False] * (10 - started)
 
 
 def test_conversations_with_environments_are_begun_again() -> None:
-    with running(max_staleness=1) as (pipeline, _):
+    with running(max_staleness=1) as (pipeline, collector):
         pipeline.take(1, LAST)
-        wait_until(pipeline, lambda: pipeline._finished)
-        pipeline._finished[0].rows[0].environment = object()  # type: ignore[assignment]
-        assert pipeline.sampled_ahead(1) == []
-        pipeline._finished[0].rows[0].environment = None
+        settle(collector, 2)
         assert pipeline.sampled_ahead(1) != []
-        pipeline._finished[0].rows[0].scored = Scored(0.0, "environment: it could not be reset")
+        row = collector.rows[2][0]
+        row.environment = object()  # type: ignore[assignment]
+        assert pipeline.sampled_ahead(1) == []
+        row.environment = None
+        row.scored = Scored(0.0, "environment: it could not be reset")
         assert pipeline.sampled_ahead(1) == []
         resumed = PromptSampler(24, 4, shuffle=False, seed=0)
         resumed.load_state_dict(pipeline.sampler_state())

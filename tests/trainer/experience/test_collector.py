@@ -13,11 +13,12 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import RewardError, WorkerError
 from trainer.experience.collector import Collector, Experience, Scores, completed
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.reward_workers import Scorer
 from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.rewards.answer import Answer, Scored
+from trainer.rollout.engines import split
 
 
 class FakeRewards:
@@ -151,3 +152,11 @@ def test_metrics_name_data_sources_and_further_numbers() -> None:
     assert (metrics["reward/source/a"], metrics["reward/source/b"], metrics["reward/info/acc"]) == (1.0, 0.25, 0.5)
     assert not any("source" in name for name in made.summarized(prompts[1:], rows[1:], scored[1:]).metrics)
     made.close()
+
+
+@pytest.mark.parametrize(("items", "count"), [(7, 3), (2, 4), (0, 2), (8, 2)])
+def test_split_keeps_everything_in_order(items: int, count: int) -> None:
+    parts = split(range(items), count)
+    assert [item for part in parts for item in part] == list(range(items))
+    assert len(parts) == count
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -113,11 +113,11 @@ def test_a_resumed_run_learns_from_what_was_sampled_ahead() -> None:
                 pipeline.take(2, LAST)
                 pause(pipeline)
             (kept,) = pipeline.sampled_ahead(1)
-            resumed._sampler.load_state_dict(saved)
+            others.sampler.load_state_dict(saved)
             resumed.restore([kept])
-            for one in (pipeline, resumed)[interrupted:]:
-                assert one.take(2, LAST).scores.result().values.item() == 2
-                pause(one)
+            for continued in (pipeline, resumed)[interrupted:]:
+                assert continued.take(2, LAST).scores.result().values.item() == 2
+                pause(continued)
             assert others.started == [3]
             assert others.drawn[3] == collector.drawn[3]
             assert resumed.sampler_state() == kept.place

@@ -70,7 +70,7 @@ def values(rewards: RewardWorkers, *responses: str, truths: Sequence[str] = ()) 
     answers = [
         Answer(text, truth, "", {}) for text, truth in zip(responses, truths or [""] * len(responses), strict=True)
     ]
-    return [one.value for one in rewards.score(answers, range(10, 10 + len(answers)))]
+    return [score.value for score in rewards.score(answers, range(10, 10 + len(answers)))]
 
 
 def test_a_dead_worker_is_replaced_and_its_answers_are_scored_again(

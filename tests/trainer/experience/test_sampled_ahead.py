@@ -9,8 +9,8 @@ from trainer.algorithms.truncation import Truncation
 from trainer.data.dataset import Prompt, SamplerState
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.sampled_ahead import SampledStep, read_steps, resumable_steps, write_steps
+from trainer.experience.trajectory import Trajectory
 
 PROMPTS = [Prompt(index, (1, 2 + index), "", "", "") for index in range(4)]
 
@@ -33,18 +33,18 @@ STEPS = [
 
 def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_steps(STEPS, tmp_path / "file", version=4)
-    found = read_steps(tmp_path / "file", PROMPTS, version=4)
-    assert [(one.step, one.prompts, one.rows, one.place) for one in found] == [
-        (one.step, one.prompts, one.rows, one.place) for one in STEPS
+    read = read_steps(tmp_path / "file", PROMPTS, version=4)
+    assert [(step.step, step.prompts, step.rows, step.place) for step in read] == [
+        (step.step, step.prompts, step.rows, step.place) for step in STEPS
     ]
-    scores, expected = found[0].scores, STEPS[0].scores
+    scores, expected = read[0].scores, STEPS[0].scores
     assert scores is not None
     assert expected is not None
     assert torch.equal(scores.values, expected.values)
     assert scores.greedy is not None
     assert (scores.greedy.tolist(), scores.metrics, scores.parts) == ([0.5, 0.5], expected.metrics, expected.parts)
     assert [list(row) for row in scores.by_token] == [[(0, 0.25)], []]
-    assert found[1].scores is None
+    assert read[1].scores is None
 
 
 def test_versions_count_from_those_of_the_engines(tmp_path: Path) -> None:
@@ -55,18 +55,18 @@ def test_versions_count_from_those_of_the_engines(tmp_path: Path) -> None:
 def test_responses_that_other_settings_sampled_are_not_continued(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def found(file: str, **changed: object) -> int:
+    def resumable(file: str, **changed: object) -> int:
         trainer = {"mode": "asynchronous", "max_staleness": 2, "total_steps": 9}
         now = {"data": 1, "rollout": {"temperature": 1.0}, "algorithm": 2, "reward": 3, "trainer": trainer}
         return len(resumable_steps(tmp_path / file, PROMPTS, 0, now, now | changed))
 
     write_steps(STEPS, tmp_path / "file", version=0)
-    assert found("missing") == 0
-    assert found("file", trainer={"mode": "asynchronous", "max_staleness": 2, "total_steps": 10}) == 2
-    assert found("file", rollout={"temperature": 0.5}, reward=None) == 0
+    assert resumable("missing") == 0
+    assert resumable("file", trainer={"mode": "asynchronous", "max_staleness": 2, "total_steps": 10}) == 2
+    assert resumable("file", rollout={"temperature": 0.5}, reward=None) == 0
     assert "sampled again, because these settings changed: rollout, reward" in caplog.text
-    assert found("file", trainer={"mode": "synchronous", "max_staleness": 2}) == 0
-    assert found("file", trainer={"mode": "asynchronous", "max_staleness": 0.5}) == 0
+    assert resumable("file", trainer={"mode": "synchronous", "max_staleness": 2}) == 0
+    assert resumable("file", trainer={"mode": "asynchronous", "max_staleness": 0.5}) == 0
     assert caplog.text.endswith("these settings changed: trainer.max_staleness\n")
 
 

@@ -17,9 +17,9 @@ ANSWERS = ["7", "8", "9", "7", "8", "7"]
 
 def test_best_and_majority_are_a_bootstrap_over_the_responses() -> None:
     """The definition, drawn one by one with verl's generator and seed."""
-    found = prompt_metrics(REWARDS, list(ANSWERS))
-    assert found["mean@6"] == pytest.approx(np.mean(REWARDS))
-    assert found["std@6"] == pytest.approx(np.std(REWARDS))
+    metrics = prompt_metrics(REWARDS, list(ANSWERS))
+    assert metrics["mean@6"] == pytest.approx(np.mean(REWARDS))
+    assert metrics["std@6"] == pytest.approx(np.std(REWARDS))
     for size in (2, 4, 6):
         draws = np.random.RandomState(42).choice(6, size=(1000, size), replace=True)
         best = [max(REWARDS[row] for row in draw) for draw in draws]
@@ -29,9 +29,9 @@ def test_best_and_majority_are_a_bootstrap_over_the_responses() -> None:
             (winner, _), *_ = Counter(ANSWERS[row] for row in draw).most_common(1)
             voted.append(next(REWARDS[row] for row in draw if ANSWERS[row] == winner))
         for name, values in {"best": best, "worst": worst, "maj": voted}.items():
-            assert found[f"{name}@{size}/mean"] == pytest.approx(np.mean(values))
-            assert found[f"{name}@{size}/std"] == pytest.approx(np.std(values))
-    assert len(found) == 2 + 3 * 6
+            assert metrics[f"{name}@{size}/mean"] == pytest.approx(np.mean(values))
+            assert metrics[f"{name}@{size}/std"] == pytest.approx(np.std(values))
+    assert len(metrics) == 2 + 3 * 6
 
 
 def test_a_single_greedy_response_has_a_mean_only() -> None:
@@ -48,11 +48,11 @@ def test_sources_are_separate_and_each_prompt_counts_once() -> None:
     scored = [
         Scored(value, info={"acc": 2 * value}) for prompts in rewards.values() for both in prompts for value in both
     ]
-    found = validation_metrics(sources, scored, samples=2)
-    assert found["validation/math/mean@2"] == 0.75
-    assert found["validation/code/mean@2"] == 0.0
-    assert found["validation/math/acc/mean@2"] == 1.5
-    assert found["validation/math/std@2"] == 0.25
+    metrics = validation_metrics(sources, scored, samples=2)
+    assert metrics["validation/math/mean@2"] == 0.75
+    assert metrics["validation/code/mean@2"] == 0.0
+    assert metrics["validation/math/acc/mean@2"] == 1.5
+    assert metrics["validation/math/std@2"] == 0.25
 
 
 def test_rules_and_functions_return_the_answer_that_votes() -> None:

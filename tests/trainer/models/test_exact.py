@@ -17,7 +17,7 @@ from trainer.models.exact.layers import use_operators
 from trainer.models.exact.operators import FORMULAS, Operators, rope_table
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
-from trainer.runs.corrections import check_exact
+from trainer.runs.advantages import check_exact
 from trainer.training.self_check import check_rows
 
 FITTING = {"model_type": "qwen2", "hidden_size": 1536, "num_attention_heads": 12}

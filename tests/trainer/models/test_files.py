@@ -147,7 +147,7 @@ def test_prompts_and_responses_longer_than_the_model_s_positions_are_refused(mod
 def test_the_limit_of_fine_tuning_is_named_as_it_was_given(model: Path) -> None:
     settings = SftConfig.model_validate({"model": {"path": model}, "sft": {"max_length": 600}})
     with pytest.raises(DataError, match=r"sft\.max_length=600, but .* has 512 positions"):
-        check_models(settings.for_workers(), settings.longest_row)
+        check_models(settings.for_workers(), settings.row_limit)
 
 
 def test_positions_of_critic_and_teacher_count_too(model: Path, tmp_path: Path) -> None:

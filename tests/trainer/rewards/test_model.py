@@ -15,9 +15,9 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
 from trainer.experience.collector import Collector, mean_parts
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.reward_workers import RewardWorkers
 from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.models.files import check_models, reads_tokens
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.models.weight_files import parameter_count

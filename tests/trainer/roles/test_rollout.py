@@ -6,8 +6,11 @@ import pytest
 import ray
 import torch
 
+from trainer.cluster.place import RankPlace, Team
+from trainer.config.tree import Config
+from trainer.roles import rollout
 from trainer.roles.rollout import RolloutWorker
-from trainer.weights.buckets import pack, store
+from trainer.weights.buckets import Bucket, StoredBucket, pack, store
 
 
 @pytest.mark.parametrize(("device", "method"), [("cuda", "copy_weights"), ("cpu", "replace_weights")])
@@ -16,15 +19,17 @@ def test_weights_from_the_object_store_are_copied_in_place_on_gpus(
 ) -> None:
     weights = {"a": torch.randn(5, 3), "b": torch.randn(7)}
     sent = [store(bucket) for bucket in pack(weights.items(), torch.bfloat16, bucket_bytes=1)]
-    given = []
-    worker = RolloutWorker.__new__(RolloutWorker)
-    worker._place = SimpleNamespace(device=device)  # type: ignore[assignment]
-    worker._device = torch.device("cpu")
-    worker._engine = SimpleNamespace(**{method: given.extend})  # type: ignore[assignment]
+    given: list[Bucket] = []
+    engine = SimpleNamespace(**{method: given.extend})
+    monkeypatch.setattr(rollout, "choose_engine", lambda _setting: ("vllm", "it is installed"))
+    monkeypatch.setattr(rollout, "open_engine", lambda *_: engine)
+    monkeypatch.setattr(rollout, "end_token_ids", lambda _model: [0])
+    monkeypatch.setattr(StoredBucket, "on", lambda bucket, _device: bucket.open())
+    worker = RolloutWorker(Config.model_validate({"model": {"path": "model"}}), RankPlace(0, 1, "", device), Team())
     monkeypatch.setattr(ray, "get", lambda references: references)
     worker.replace_weights(sent)  # type: ignore[arg-type]
     buckets = [bucket.open() for bucket in given]
     assert all(bucket.sum == bucket.packed_sum for bucket in buckets)
-    found = dict(weight for bucket in buckets for weight in bucket.tensors())
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], weight.bfloat16()) for name, weight in weights.items())
+    arrived = dict(weight for bucket in buckets for weight in bucket.tensors())
+    assert arrived.keys() == weights.keys()
+    assert all(torch.equal(arrived[name], weight.bfloat16()) for name, weight in weights.items())

@@ -141,7 +141,7 @@ def test_weights_gathered_from_a_lost_actor_do_not_reach_fake_engines() -> None:
     group = OverTheObjectStore()
     engines = Engines(group, group, Config(), on_shared_gpus=False)  # type: ignore[arg-type]
     engines.gather_weights()
-    engines.reconnect()
+    engines.reconnect(version=0)
     assert group.called == ["publish_weights", "publish_weights", "replace_weights"]
 
 

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.experience.collector import Collector, Experience, Scores, completed
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.runs.advantages import Estimated, with_advantages
 
@@ -50,3 +51,18 @@ def test_equal_scores_of_a_step_teach_nothing_whichever_turns_earned_them(advant
     assert step.batch.advantages is not None
     assert step.batch.advantages.dtype == torch.float32
     assert (step.batch.advantages == 0).all()
+
+
+def test_the_score_is_given_at_the_last_token() -> None:
+    mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
+    kl = torch.full((3, 3), 0.5)
+    rewards = token_rewards(torch.tensor([1.0, 0.0, 2.0]), kl, mask, kl_coefficient=0.1)
+    expected = [[-0.05, 0.95, 0.0], [-0.05, -0.05, -0.05], [1.95, 0.0, 0.0]]
+    torch.testing.assert_close(rewards, torch.tensor(expected))
+
+
+def test_parts_of_a_score_move_to_the_sampled_tokens_that_earned_them() -> None:
+    mask = torch.tensor([[True, False, True, True], [True, True, False, False]])
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 2.0], [0.0, 1.0, 0.0, 0.0]])
+    move_to_tokens(rewards, [[(0, 0.5), (1, 0.25), (2, 1.0)], []], mask)
+    torch.testing.assert_close(rewards, torch.tensor([[0.5, 0.0, 0.25, 1.25], [0.0, 1.0, 0.0, 0.0]]))

@@ -1,5 +1,6 @@
 """What a step does with its hardware, measured around played passes: no worker, known seconds, GPUs by name only."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,20 +71,36 @@ def model(tmp_path: Path) -> Path:
     return write_sizes("0.5B", tmp_path / "model")
 
 
-def run_pass(measured: Efficiency, clock: Clock, phase: str, role: str, seconds: float, **more: Any) -> None:
-    with measured.computing(phase, role, more.pop("batch", batch()), **more):
-        clock.now += seconds
+@dataclass(frozen=True)
+class PlayedPass:
+    phase: str
+    role: str
+    seconds: float
+    mini_batch_size: int | None = None
+    batch: Batch = field(default_factory=batch)
+
+
+def step(efficiency: Efficiency, clock: Clock, *passes: PlayedPass) -> dict[str, float]:
+    """The metrics of a step with these passes."""
+    metrics: dict[str, float] = {}
+    with efficiency.measured(metrics):
+        for played in passes:
+            with efficiency.computing(played.phase, played.role, played.batch, played.mini_batch_size):
+                clock.now += played.seconds
+    return metrics
 
 
 def test_mfu_is_needed_operations_by_seconds_ranks_and_the_chips_rate_mocked(clock: Clock, model: Path) -> None:
     measured = Efficiency(settings(model, actor={"ppo_epochs": 3}), [group("actor", 4), group("critic", 2)])
     size = ModelSize.read(model)
     assert size is not None
-    measured.begin()
-    run_pass(measured, clock, "old_log_prob", "actor", 2.0)
-    run_pass(measured, clock, "update_actor", "actor", 5.0, mini_batch_size=2)
-    run_pass(measured, clock, "values", "critic", 1.0)
-    metrics = measured.measure().metrics
+    metrics = step(
+        measured,
+        clock,
+        PlayedPass("old_log_prob", "actor", 2.0),
+        PlayedPass("update_actor", "actor", 5.0, mini_batch_size=2),
+        PlayedPass("values", "critic", 1.0),
+    )
     prompts = batch().shared_prompts()
     forward = forward_flops(size, Rows.of(prompts, 200, share_prompts=True))
     update = 3 * update_flops(size, Rows.of(prompts, 200, True, mini_batch_size=2))
@@ -96,40 +113,31 @@ def test_mfu_is_needed_operations_by_seconds_ranks_and_the_chips_rate_mocked(clo
 
 def test_passes_of_the_same_phase_add_up_and_a_new_step_starts_from_none_mocked(clock: Clock, model: Path) -> None:
     measured = Efficiency(settings(model), [group("actor", 1)])
-    measured.begin()
-    run_pass(measured, clock, "reference", "actor", 1.0)
-    once = measured.measure().metrics["mfu/reference"]
-    measured.begin()
-    run_pass(measured, clock, "reference", "actor", 1.0)
-    run_pass(measured, clock, "reference", "actor", 3.0)
-    assert measured.measure().metrics["mfu/reference"] == pytest.approx(2 * once / 4)
-    measured.begin()
-    assert "mfu/reference" not in measured.measure().metrics
+    short, long = PlayedPass("reference", "actor", 1.0), PlayedPass("reference", "actor", 3.0)
+    once = step(measured, clock, short)["mfu/reference"]
+    assert step(measured, clock, short, long)["mfu/reference"] == pytest.approx(2 * once / 4)
+    assert "mfu/reference" not in step(measured, clock)
 
 
 def test_what_is_unknown_is_absent_mocked(clock: Clock, model: Path, tmp_path: Path) -> None:
     unknown_chip = Efficiency(settings(model), [group("actor", 1, "Some New Chip")])
-    unknown_chip.begin()
-    run_pass(unknown_chip, clock, "old_log_prob", "actor", 1.0)
-    metrics = unknown_chip.measure().metrics
+    metrics = step(unknown_chip, clock, PlayedPass("old_log_prob", "actor", 1.0))
     assert "tflops/old_log_prob" in metrics
     assert "mfu/old_log_prob" not in metrics
     other = write_sizes("7B", tmp_path / "other")
     (other / "config.json").write_text((model / "config.json").read_text())  # sizes that do not explain the weights
     mixture = Efficiency(settings(other), [group("actor", 1)])
-    mixture.begin()
-    run_pass(mixture, clock, "old_log_prob", "actor", 1.0)
-    assert not [name for name in mixture.measure().metrics if name.startswith(("mfu/", "tflops/"))]
+    metrics = step(mixture, clock, PlayedPass("old_log_prob", "actor", 1.0))
+    assert not [name for name in metrics if name.startswith(("mfu/", "tflops/"))]
 
 
 def test_adapters_need_fewer_operations_mocked(clock: Clock, model: Path) -> None:
-    found = {}
+    mfu = {}
     for rank in (0, 8):
         measured = Efficiency(settings(model, actor={"lora": {"rank": rank}}), [group("actor", 1)])
-        measured.begin()
-        run_pass(measured, clock, "update_actor", "actor", 1.0, mini_batch_size=4)
-        found[rank] = measured.measure().metrics["mfu/update_actor"]
-    assert 2 / 3 < found[8] / found[0] < 0.7
+        update = PlayedPass("update_actor", "actor", 1.0, mini_batch_size=4)
+        mfu[rank] = step(measured, clock, update)["mfu/update_actor"]
+    assert 2 / 3 < mfu[8] / mfu[0] < 0.7
 
 
 def test_engines_are_measured_within_the_generation_phase_or_all_the_time_mocked(clock: Clock, model: Path) -> None:
@@ -138,9 +146,9 @@ def test_engines_are_measured_within_the_generation_phase_or_all_the_time_mocked
     measured = Efficiency(settings(model, rollout={"max_num_seqs": 8}), [group("actor", 2)], engines)
     occupancy = Occupancy.of([Load(6, 60, 0.5)], [], []) + Occupancy(drafted_tokens=400, accepted_tokens=250)
     for generating, window in ((10.0, 10.0), (None, 40.0)):
-        measured.begin()
-        measured.engines_did(EngineWork(occupancy, tokens=1000, seconds=40.0), generating)
-        metrics = measured.measure().metrics
+        metrics: dict[str, float] = {}
+        with measured.measured(metrics):
+            measured.engines_did(EngineWork(occupancy, tokens=1000, seconds=40.0), generating)
         assert metrics["throughput/generated_tokens_per_second"] == 1000 / window
         assert metrics["engines/running_share"] == 6 / 8
         assert metrics["engines/accepted_share"] == 250 / 400
@@ -160,10 +168,9 @@ def test_tokens_that_the_policy_did_not_sample_need_no_head_mocked(clock: Clock,
     assert size is not None
     whole = batch()
     answered = whole.with_(response_mask=whole.response_mask & (torch.arange(50) >= 25))
-    found = []
-    for one in (whole, answered):
-        measured = Efficiency(settings(model), [group("actor", 1)])
-        measured.begin()
-        run_pass(measured, clock, "old_log_prob", "actor", 1.0, batch=one)
-        found.append(measured.measure().metrics["tflops/old_log_prob"])
-    assert found[0] - found[1] == pytest.approx(2 * size.hidden * size.vocabulary * 100 / 1e12)
+    measured = Efficiency(settings(model), [group("actor", 1)])
+    tflops = [
+        step(measured, clock, PlayedPass("old_log_prob", "actor", 1.0, batch=rows))["tflops/old_log_prob"]
+        for rows in (whole, answered)
+    ]
+    assert tflops[0] - tflops[1] == pytest.approx(2 * size.hidden * size.vocabulary * 100 / 1e12)

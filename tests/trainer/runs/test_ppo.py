@@ -14,9 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.runs.checkpoints import slow_trajectories
 from tests.trainer.whole_run import DEADLINE, Run, Runs, workers_of
-from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
-from trainer.config.tree import Config
-from trainer.errors import CheckpointError, ConfigError
+from trainer.errors import CheckpointError
 from trainer.models.small import ModelShape, create_model, save_model
 from trainer.records.files.records import WAITS_ROWS, read_records
 from trainer.records.files.run_files import recorded_trajectories
@@ -24,7 +22,6 @@ from trainer.records.pages.report import SLOWEST, write_report
 from trainer.records.top import watch
 from trainer.records.trajectories import FOLDER, recorded_steps
 from trainer.records.waits import noticed
-from trainer.rollout.engines import split
 from trainer.runs.checkpoints.checkpoint import read_checkpoint
 from trainer.runs.checkpoints.export import export_checkpoint
 from trainer.runs.reproduction.certificate import read_certificate
@@ -78,7 +75,7 @@ def test_report_and_top_show_the_use_of_the_hardware_and_noticeable_waits(uninte
     for text in ("TFLOP/s of a device", "Sampled tokens per second"):
         assert text in report
     seen = noticed(waits, sum(row["time/step"] for row in uninterrupted.metrics()[1:]))
-    assert all(one.worker in report for one in seen[:SLOWEST])
+    assert all(wait.worker in report for wait in seen[:SLOWEST])
     assert ("Workers that others waited for" in report) == bool(seen)
     assert "MFU" not in report
     console = Console(file=io.StringIO(), width=100)
@@ -176,8 +173,8 @@ def test_a_replay_has_the_same_weights_to_the_bit_and_a_changed_byte_is_found(un
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    (found,) = verify(replayed.directory)
-    assert f"damaged: actor/{shard.name} changed since it was written (SHA-256)" in found
+    (line,) = verify(replayed.directory)
+    assert f"damaged: actor/{shard.name} changed since it was written (SHA-256)" in line
 
 
 def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engine(
@@ -210,10 +207,8 @@ def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, r
     run = runs.start("stopped", "trainer.total_steps=1000", f"trainer.resume={checkpoint}", "trainer.nnodes=1")
     run.wait_for_step(5)
     run.process.send_signal(signal.SIGTERM)
-    started = time.monotonic()
     status, errors = run.end()
     assert status == 143
-    assert time.monotonic() - started < 30
     (saved,) = (run.directory / "checkpoints").iterdir()
     assert f"continue with trainer.resume={saved}" in errors
     assert read_checkpoint(saved, model=runs.model).step == run.metrics()[-1]["step"]
@@ -254,36 +249,3 @@ def test_a_checkpoint_of_another_model_is_refused_at_once(uninterrupted: Run, ru
     assert status == 4
     assert "belongs to another model" in errors
     assert not run.directory.exists()
-
-
-def test_the_score_is_given_at_the_last_token() -> None:
-    mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
-    kl = torch.full((3, 3), 0.5)
-    rewards = token_rewards(torch.tensor([1.0, 0.0, 2.0]), kl, mask, kl_coefficient=0.1)
-    expected = [[-0.05, 0.95, 0.0], [-0.05, -0.05, -0.05], [1.95, 0.0, 0.0]]
-    torch.testing.assert_close(rewards, torch.tensor(expected))
-
-
-def test_parts_of_a_score_move_to_the_sampled_tokens_that_earned_them() -> None:
-    mask = torch.tensor([[True, False, True, True], [True, True, False, False]])
-    rewards = torch.tensor([[0.0, 0.0, 0.0, 2.0], [0.0, 1.0, 0.0, 0.0]])
-    move_to_tokens(rewards, [[(0, 0.5), (1, 0.25), (2, 1.0)], []], mask)
-    torch.testing.assert_close(rewards, torch.tensor([[0.5, 0.0, 0.25, 1.25], [0.0, 1.0, 0.0, 0.0]]))
-
-
-@pytest.mark.parametrize(("items", "count"), [(7, 3), (2, 4), (0, 2), (8, 2)])
-def test_split_keeps_everything_in_order(items: int, count: int) -> None:
-    parts = split(range(items), count)
-    assert [item for part in parts for item in part] == list(range(items))
-    assert len(parts) == count
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@pytest.mark.parametrize("role", ["actor", "critic"])
-def test_batches_that_do_not_divide_are_refused_before_anything_starts(role: str) -> None:
-    with pytest.raises(ValueError, match=rf"{role}\.mini_batch_size=100 does not divide the 256 responses"):
-        Config.model_validate({role: {"mini_batch_size": 100}})
-    config = Config.model_validate({role: {"mini_batch_size": 4}})
-    config.check_ranks({"actor": 4, "critic": 4})
-    with pytest.raises(ConfigError, match=rf"{role}\.mini_batch_size=4 cannot be split evenly over 8 ranks"):
-        config.check_ranks({"actor": 8, "critic": 8})

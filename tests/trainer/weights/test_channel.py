@@ -66,8 +66,10 @@ def test_an_engine_holds_one_bucket_while_the_next_is_in_flight(tmp_path: Path) 
     in_memory = []
 
     def count(bucket: Bucket) -> Bucket:
-        tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.uint8]
-        in_memory.append(len({one.untyped_storage().data_ptr() for one in tensors} - sent))
+        tensors = [
+            tensor for tensor in gc.get_objects() if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8
+        ]
+        in_memory.append(len({tensor.untyped_storage().data_ptr() for tensor in tensors} - sent))
         return bucket
 
     sender = threading.Thread(target=send)

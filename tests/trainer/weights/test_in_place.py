@@ -50,7 +50,7 @@ class Fused(nn.Module):
 
     def holds(self, sent: dict[str, Tensor]) -> bool:
         expected = torch.cat([sent["q"], sent["k"]]).bfloat16(), sent["bias"].bfloat16()
-        return all(torch.equal(own, wanted) for own, wanted in zip((self.qk, self.bias), expected, strict=True))
+        return all(torch.equal(weight, wanted) for weight, wanted in zip((self.qk, self.bias), expected, strict=True))
 
 
 class Transposing(Fused):
@@ -274,7 +274,7 @@ def test_loaders_of_vllm_s_models_are_called_once(tmp_path: Path) -> None:
     program = [sys.executable, PROGRAM, tmp_path]
     environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
     lines = subprocess.run(program, env=environment, check=True, timeout=280, stdout=subprocess.PIPE, text=True).stdout
-    found = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
-    assert {row["family"] for row in found} >= {"qwen2", "qwen3", "llama", "qwen3_moe"}
-    for row in found:
+    reports = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    assert {row["family"] for row in reports} >= {"qwen2", "qwen3", "llama", "qwen3_moe"}
+    for row in reports:
         assert row["calls"] == [row["buckets"], 0, 0], row["family"]

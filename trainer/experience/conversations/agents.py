@@ -12,8 +12,8 @@ from trainer.data.formats.tools import ToolEntry, load_class, read_entries, read
 from trainer.errors import ConfigError
 from trainer.experience.call_format import CallFormat
 from trainer.experience.conversations.tool_agent import ToolAgent, Toolbox, user_kwargs
-from trainer.experience.environment import ConversationEnvironment, environment_class
-from trainer.experience.programs.host import ProgramAgent, Programs
+from trainer.experience.environment import ConversationEnvironment, Program, environment_class
+from trainer.experience.programs.host import Programs
 from trainer.experience.tool import ToolRow
 from trainer.experience.user import UserRow
 from trainer.rows import find_rows
@@ -47,7 +47,7 @@ class Agents:
         """Whether anybody answers the policy in conversations about this prompt."""
         return self._environment_class is not None or (prompt.agent_name or self._default) != SINGLE_TURN
 
-    def open(self, prompt: Prompt, seed: int) -> ConversationEnvironment | ProgramAgent:
+    def open(self, prompt: Prompt, seed: int) -> ConversationEnvironment | Program:
         """The environment of a new conversation, or its program, which is not started yet."""
         if self.programs is not None and (prompt.agent_name or self._default) == PROGRAM:
             return self.programs.agent(prompt)
@@ -142,8 +142,8 @@ def _user_entries(config: Config) -> list[tuple[str, str, dict[str, Any]]]:
     if file is None:
         return []
     where = f"rollout.interactions_file={file}"
-    found = read_yaml(where, file)
-    entries = found.get("interaction") if isinstance(found, dict) else None
+    content = read_yaml(where, file)
+    entries = content.get("interaction") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(e, dict) and e.get("class_name") for e in entries):
         raise ConfigError(
             f"{where}: interaction is not a list of entries", hint="an entry has name, class_name and config"

@@ -1,16 +1,19 @@
-"""Calls of users' code in threads, each with a time limit."""
+"""Calls of users' code, each with a time limit: functions in threads, coroutines in one event loop."""
 
+import asyncio
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,10 @@ class Calls(Generic[Key]):
     one that hangs is left behind, and dies with the process. `changed` is set when a call has ended.
     """
 
-    def __init__(self, timeout: float, at_once: int, changed: threading.Event) -> None:
-        self._timeout = timeout
+    def __init__(
+        self, timeout: float, at_once: int, changed: threading.Event, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._timeout, self._clock = timeout, clock
         self._at_once = at_once
         self._changed = changed
         self._numbers = count()
@@ -50,7 +55,7 @@ class Calls(Generic[Key]):
 
     def finished(self) -> list[tuple[Key, Any]]:
         """The result of each call that has ended since the last time, or its Failure; does not wait."""
-        found = []
+        ended = []
         while True:
             try:
                 number, result = self._ended.get_nowait()
@@ -58,17 +63,17 @@ class Calls(Generic[Key]):
                 break
             self._busy -= 1
             if number in self._running:  # else it was too late
-                found.append((self._running.pop(number)[0], result))
-        now = time.monotonic()
+                ended.append((self._running.pop(number)[0], result))
+        now = self._clock()
         for number in [number for number, (_, deadline) in self._running.items() if deadline <= now]:
-            found.append((self._running.pop(number)[0], Failure(f"no answer within {self._timeout:g} s")))
+            ended.append((self._running.pop(number)[0], Failure(f"no answer within {self._timeout:g} s")))
         self._fill()
-        return found
+        return ended
 
     def wait(self, most: float) -> None:
         """Waits until `changed` is set or a call is too late, `most` seconds at most."""
         earliest = next(iter(self._running.values()), (None, math.inf))[1]
-        self._changed.wait(max(0.0, min(most, earliest - time.monotonic())))
+        self._changed.wait(max(0.0, min(most, earliest - self._clock())))
 
     @property
     def waiting(self) -> int:
@@ -78,7 +83,7 @@ class Calls(Generic[Key]):
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._at_once:
             (key, call), number = self._waiting.popleft(), next(self._numbers)
-            self._running[number] = key, time.monotonic() + self._timeout
+            self._running[number] = key, self._clock() + self._timeout
             self._begun.put((number, call))
             self._busy += 1
             if self._busy > self._threads:
@@ -109,3 +114,24 @@ def call_each(calls: Sequence[Callable[[], Any]], timeout: float, at_once: int =
         results |= under_way.finished()
     under_way.close()
     return [results[place] for place in range(len(calls))]
+
+
+def wait_for(coroutine: Coroutine[Any, Any, Result], timeout: float | None = None) -> Result:
+    """What the coroutine returns, or raises. All coroutines share one loop, so their objects may too.
+
+    Raises TimeoutError after `timeout` seconds, and cancels the coroutine: it would be kept for ever.
+    """
+    running = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    try:
+        return running.result(timeout)
+    except TimeoutError as error:
+        if not running.cancel():  # it has ended, with an error of its own
+            raise
+        raise TimeoutError(f"no answer within {timeout:g} s") from error
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="tools", daemon=True).start()
+    return loop

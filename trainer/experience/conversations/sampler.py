@@ -17,9 +17,16 @@ from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
 from trainer.experience.conversations.agents import Agents
 from trainer.experience.conversations.calls import Calls, Failure, call_each
-from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.environment import ConversationEnvironment, MessageTokens, Observation, Turn, checked
-from trainer.experience.programs.host import ProgramAgent, Programs
+from trainer.experience.environment import (
+    ConversationEnvironment,
+    MessageTokens,
+    Observation,
+    Program,
+    Turn,
+    checked,
+)
+from trainer.experience.programs.host import Programs
+from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored
 from trainer.rollout.engines import Engines
@@ -98,8 +105,8 @@ class Conversations:
         extend = self._continued if self._flies(rows) else self._extended
         for row, response in self._meanwhile(partial(extend, self._speaking(rows), most), rows):
             row.add(response, version)
-            if isinstance(row.environment, ProgramAgent):
-                self._programs.heard(row, row.environment, response.ended)
+            if isinstance(row.environment, Program):
+                self._programs.heard(row, response.ended)
             elif response.ended and row.environment is not None:
                 row.answering, row.done = True, False  # the answer ends it, also where no token is left
                 self._answers.begin(row, partial(self._step, row.environment, row.turn))
@@ -136,9 +143,9 @@ class Conversations:
             most or self._config.rollout.segment_length,
             {number: row.home for number, row in new.items() if row.environment is not None},
         )
-        found: Sampled = [(flying[number], part) for number, part in parts.items()]
+        sampled: Sampled = [(flying[number], part) for number, part in parts.items()]
         self._in_flight = {n: row for n, row in flying.items() if n not in parts or not parts[n].finished}
-        return found
+        return sampled
 
     def _meanwhile(self, sample: Callable[[], Sampled], rows: Sequence[Trajectory]) -> Sampled:
         """What the engines sample; takes answers while they do, so that they need not wait for that later."""
@@ -197,7 +204,7 @@ class Conversations:
 
     def _room(self, row: Trajectory) -> int | None:
         """Tokens left of a program's turn; None where the trajectory is the limit."""
-        return self._programs.room(row, row.environment) if isinstance(row.environment, ProgramAgent) else None
+        return self._programs.room(row) if isinstance(row.environment, Program) else None
 
     @property
     def _programs(self) -> Programs:
@@ -263,8 +270,8 @@ class Conversations:
 
 def _played(rows: Sequence[Trajectory]) -> list[Trajectory]:
     """The rows with a program."""
-    return [row for row in rows if isinstance(row.environment, ProgramAgent)]
+    return [row for row in rows if isinstance(row.environment, Program)]
 
 
 def _policy_speaks(row: Trajectory) -> bool:
-    return row.environment.asking if isinstance(row.environment, ProgramAgent) else not row.answering
+    return row.environment.asking if isinstance(row.environment, Program) else not row.answering

@@ -12,7 +12,7 @@ from trainer.data.dataset import Prompt
 from trainer.data.formats.tools import selected, without_nulls
 from trainer.errors import DataError
 from trainer.experience.call_format import CallFormat, ToolCall
-from trainer.experience.conversations.coroutines import wait_for
+from trainer.experience.conversations.calls import wait_for
 from trainer.experience.environment import Observation, Turn
 from trainer.experience.tool import AgentData
 
@@ -152,11 +152,11 @@ class ToolAgent:
 
 def user_kwargs(prompt: Prompt, users: Mapping[str, Any]) -> dict[str, Any]:
     """The row's `extra_info.interaction_kwargs`. Raises DataError if they name none of the users."""
-    found = without_nulls(dict(prompt.extra_info)).get("interaction_kwargs")
-    name = found.get("name") if isinstance(found, dict) else None
+    kwargs = without_nulls(dict(prompt.extra_info)).get("interaction_kwargs")
+    name = kwargs.get("name") if isinstance(kwargs, dict) else None
     if name not in users:
         raise DataError(
             f"the prompt {prompt.question[:60]!r} names the user {name!r} in extra_info.interaction_kwargs.name",
             hint=f"users of rollout.interactions_file: {', '.join(users)}",
         )
-    return dict(found)
+    return dict(kwargs)

@@ -8,8 +8,8 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def parse(text: str) -> list[ToolCall]:
-    found = [call_from_json(part) for part in _CALL.findall(text)]
-    return [call for call in found if call is not None]
+    calls = [call_from_json(part) for part in _CALL.findall(text)]
+    return [call for call in calls if call is not None]
 
 
 ROW = CallFormat(name="hermes", parse=parse, opening="<tool_call>")

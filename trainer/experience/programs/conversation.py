@@ -9,9 +9,9 @@ from trainer.config.tree import Config
 from trainer.data.formats.chat_template import conversation_text
 from trainer.errors import DataError
 from trainer.experience.call_format import CallFormat
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import MessageTokens
 from trainer.experience.programs.wire import BadRequestError, ChatReply, ChatRequest, for_template
+from trainer.experience.trajectory import Trajectory
 
 Message = dict[str, Any]
 

@@ -15,12 +15,12 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import WorkerError
 from trainer.experience.call_format import CallFormat
-from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.environment import MessageTokens
+from trainer.experience.environment import MessageTokens, Program
 from trainer.experience.programs.conversation import ProgramConversation
 from trainer.experience.programs.endpoint import Endpoint, Line
 from trainer.experience.programs.process import ProgramProcess, command_of
 from trainer.experience.programs.wire import BadRequestError
+from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Scored
 
 logger = logging.getLogger(__name__)
@@ -42,20 +42,18 @@ class Running:
     answer: Future[None] | None = None
 
 
-class ProgramAgent:
-    """A trajectory's program. `asking`: it is the policy's turn. `over`: the program is not there any more."""
+class ProgramAgent(Program):
+    """A trajectory's program."""
 
     def __init__(self, prompt: Prompt, conversation: ProgramConversation) -> None:
+        super().__init__()
         self.prompt = prompt
         self.conversation = conversation
         self.running: Running | None = None
-        self.asking = False
-        self.over = False
-        self.failed = False
 
 
 class Programs:
-    """Runs the programs of all trajectories. One thread, the one that samples, calls every public method.
+    """Runs the programs of all trajectories that have one. One thread, which samples, calls every public method.
 
     Raises ConfigError if there is no such program.
     """
@@ -83,7 +81,7 @@ class Programs:
 
     def update(self, rows: Sequence[Trajectory]) -> None:
         """Takes new requests, notices programs that ended or hang, and starts others in their places."""
-        agents = [(row, row.environment) for row in rows if isinstance(row.environment, ProgramAgent)]
+        agents = [(row, _agent_of(row)) for row in rows]
         for row, agent in agents:
             if agent in self._starting and self._starting[agent].done():
                 self._take_start(row, agent, self._starting.pop(agent))
@@ -97,7 +95,7 @@ class Programs:
     def _places(self) -> int:
         """Programs that may start now."""
         latest = time.monotonic() + self._patience - _START_SECONDS
-        loading = sum(not one.has_asked and one.deadline > latest for one in self._running.values())
+        loading = sum(not running.has_asked and running.deadline > latest for running in self._running.values())
         return max(0, min(self._free, self._most_starts - len(self._starting) - loading))
 
     @property
@@ -108,15 +106,16 @@ class Programs:
         """Programs of these rows that wait until others end."""
         if self._free > 0:
             return 0
-        agents = [row.environment for row in rows if isinstance(row.environment, ProgramAgent)]
-        return sum(map(self._waits, agents))
+        return sum(map(self._waits, map(_agent_of, rows)))
 
-    def room(self, row: Trajectory, agent: ProgramAgent) -> int:
+    def room(self, row: Trajectory) -> int:
         """Tokens left of the turn that the policy is in."""
+        agent = _agent_of(row)
         return row.limit - len(row.token_ids) if agent.over else agent.conversation.room(row)
 
-    def heard(self, row: Trajectory, agent: ProgramAgent, ended: bool) -> None:
+    def heard(self, row: Trajectory, ended: bool) -> None:
         """Answers the program if the policy's turn is complete; `ended`: by the policy itself."""
+        agent = _agent_of(row)
         running = agent.running
         if running is None:
             row.done |= ended
@@ -237,3 +236,8 @@ class Programs:
             if name not in self._noted:
                 self._noted.add(name)
                 logger.warning("programs ask for %s, which has no effect: the settings of rollout decide", name)
+
+
+def _agent_of(row: Trajectory) -> ProgramAgent:
+    assert isinstance(row.environment, ProgramAgent)
+    return row.environment

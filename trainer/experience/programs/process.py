@@ -106,18 +106,18 @@ def _end_of(output: IO[bytes]) -> str:
 def command_of(settings: ProgramConfig) -> Sequence[str]:
     """The command with absolute paths: programs start in directories of their own. Raises ConfigError if there is
     none to start."""
-    found = shutil.which(settings.command[0]) if settings.command else None
-    if found is None:
+    program = shutil.which(settings.command[0]) if settings.command else None
+    if program is None:
         raise ConfigError(
             f"rollout.program.command={list(settings.command)}: no such program",
             hint="set it to a program and its arguments, like [python, agent.py]",
         )
     arguments = [str(Path(part).absolute()) if Path(part).is_file() else part for part in settings.command[1:]]
-    return [str(Path(found).absolute()), *arguments]
+    return [str(Path(program).absolute()), *arguments]
 
 
-def _environment(own: Mapping[str, str], line: Line, home: Path) -> dict[str, str]:
+def _environment(given: Mapping[str, str], line: Line, home: Path) -> dict[str, str]:
     """None of the run's variables but a few: they may hold keys."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     client = {"OPENAI_BASE_URL": line.url, "OPENAI_API_BASE": line.url, "OPENAI_API_KEY": line.token}
-    return {**kept, "HOME": str(home), "TMPDIR": str(home), "OPENAI_MODEL": MODEL, **client, **own}
+    return {**kept, "HOME": str(home), "TMPDIR": str(home), "OPENAI_MODEL": MODEL, **client, **given}

@@ -41,8 +41,8 @@ class Search(Tool):
         queries = parameters.get("query_list")
         if not queries or not isinstance(queries, list):
             raise ValueError("'query_list' is missing, empty, or not a list in parameters.")
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, queries)
-        text = "\n---\n".join(map(_as_text, found)) if found else "No search results found."
+        pages = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, queries)
+        text = "\n---\n".join(map(_as_text, pages)) if pages else "No search results found."
         return ToolResponse(text=json.dumps({"result": text}, ensure_ascii=False)), 0.0, {}
 
     def _ask(self, queries: Sequence[str]) -> list[Sequence[Mapping[str, Any]]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.config.tree import Config
+from trainer.config.tree import WorkersConfig
 from trainer.errors import CheckpointError
 from trainer.records.files.atomic import (
     bytes_below,
@@ -61,7 +61,7 @@ def checkpoint_step(directory: Path) -> int:
 
 def checkpoints(*run_dirs: Path) -> list[Path]:
     """The checkpoints in the directories of a run, whole or not, in the order in which they were written."""
-    return _by_time(path for own in run_dirs for path in checkpoint_directory(own, 0).parent.glob("step_*"))
+    return _by_time(path for run_dir in run_dirs for path in checkpoint_directory(run_dir, 0).parent.glob("step_*"))
 
 
 def last_checkpoint(
@@ -73,17 +73,17 @@ def last_checkpoint(
     Raises CheckpointError if no checkpoint is whole.
     """
     limit = None if below is None else checkpoint_directory(Path(), below).name
-    found = [path for path in checkpoints(*run_dirs) if (limit is None or path.name < limit) and counts(path)]
-    for directory in reversed(found):
+    candidates = [path for path in checkpoints(*run_dirs) if (limit is None or path.name < limit) and counts(path)]
+    for directory in reversed(candidates):
         try:
             _whole(directory)
         except CheckpointError as error:
             logger.warning("skipped a checkpoint: %s", error)
         else:
             return directory
-    if found:
+    if candidates:
         raise CheckpointError(
-            f"{found[0].parent}: none of the {len(found)} checkpoints is whole",
+            f"{candidates[0].parent}: none of the {len(candidates)} checkpoints is whole",
             hint="restore one of them, or remove them all to start anew",
         )
     return None
@@ -158,8 +158,8 @@ class CheckpointWriter:
         at an earlier one, stay until this run reaches them."""
         if self._keep is None:
             return
-        found = sorted(checkpoint_directory(self.run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
-        past = [file.parent for file in found if file.parent.name <= checkpoint_directory(self.run_dir, step).name]
+        manifests = sorted(checkpoint_directory(self.run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
+        past = [file.parent for file in manifests if file.parent.name <= checkpoint_directory(self.run_dir, step).name]
         spared = set(past[-self._keep :])
         if self.lag is not None:
             limit = checkpoint_directory(self.run_dir, max(0, step - self.lag)).name
@@ -184,7 +184,7 @@ def read_checkpoint(directory: Path, roles: Sequence[str] = (), model: Path | No
     return manifest.state
 
 
-def read_resumed(config: Config, roles: Sequence[str]) -> TrainingState | None:
+def read_resumed(config: WorkersConfig, roles: Sequence[str]) -> TrainingState | None:
     """The state of the checkpoint that a run continues from; None if it starts anew.
 
     Raises CheckpointError unless the checkpoint is whole, holds these roles and belongs to the run's models and data.
@@ -197,7 +197,7 @@ def read_resumed(config: Config, roles: Sequence[str]) -> TrainingState | None:
     return manifest.state
 
 
-def starting_files(config: Config) -> dict[str, Path]:
+def starting_files(config: WorkersConfig) -> dict[str, Path]:
     """The files and directories that a run cannot exchange once it has begun, by setting."""
     models = {name for name in _MODELS if config.needs_critic or not name.startswith("critic.")}
     return {

@@ -51,9 +51,9 @@ def with_last_checkpoint(config: C) -> C:
     if not settings.resumes_itself:
         return config
     assert settings.run_id is not None, "the settings refuse it"
-    found = last_checkpoint(*run_directories(settings, settings.output_dir / settings.run_id))
-    logger.info("trainer.resume=auto: %s", found or "no checkpoint yet, the run starts anew")
-    return config.model_copy(update={"trainer": settings.model_copy(update={"resume": found})})
+    checkpoint = last_checkpoint(*run_directories(settings, settings.output_dir / settings.run_id))
+    logger.info("trainer.resume=auto: %s", checkpoint or "no checkpoint yet, the run starts anew")
+    return config.model_copy(update={"trainer": settings.model_copy(update={"resume": checkpoint})})
 
 
 def recorded_step(
@@ -67,7 +67,7 @@ def recorded_step(
     if settings.validate_only:
         return None
     checkpoint = settings.checkpoint
-    own = checkpoint is not None and checkpoint.parent.parent in run_directories(settings, run_dir)
-    if not (again or own or settings.resumes_itself):
+    continues = checkpoint is not None and checkpoint.parent.parent in run_directories(settings, run_dir)
+    if not (again or continues or settings.resumes_itself):
         return None
     return -1 if resumed is None else resumed.step

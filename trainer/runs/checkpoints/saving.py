@@ -55,9 +55,8 @@ class Saver:
     """Saves the trained roles of a run. `last` is the last complete checkpoint, `step` its step.
 
     Checkpoints go to the first of `run_dirs`, and to the next one after a failure there. `written` gets step and path
-    of each that is complete. `write_beside` writes into a checkpoint what is not in the workers; the SHA-256 by file.
-    `flush_records` waits until the records of its steps are written: no checkpoint may stand without them. `inputs`
-    are the files that the run started from.
+    of each that is complete. `flush_records` waits until the records of its steps are written: no checkpoint may stand
+    without them. `inputs` are the files that the run started from.
     """
 
     def __init__(
@@ -68,13 +67,12 @@ class Saver:
         schedule: SaveSchedule,
         pause: Callable[[float], object] | None = None,
         written: Callable[[int, Path], object] | None = None,
-        write_beside: Callable[[Path], Mapping[str, str]] | None = None,
         flush_records: Callable[[], object] | None = None,
         inputs: Callable[[], Inputs] = dict,
     ) -> None:
         self._groups = groups
         self._flush_records = flush_records
-        self._write_beside = write_beside
+        self._write_beside: Callable[[Path, int], Mapping[str, str]] | None = None
         self._beside: Mapping[str, str] = {}
         self._writers = [CheckpointWriter(run_dir, keep, inputs) for run_dir in run_dirs]
         self._place = 0
@@ -91,6 +89,11 @@ class Saver:
     def resume(self, checkpoint: Path, step: int) -> None:
         """Counts a checkpoint, from which the run continues, as the last one."""
         self.last, self.step, self._resumed_step = checkpoint, step, step
+
+    def write_beside(self, write: Callable[[Path, int], Mapping[str, str]]) -> None:
+        """Has `write` add to each checkpoint what is not in the workers. It gets directory and step, and returns the
+        SHA-256 of each file. Raises CheckpointError."""
+        self._write_beside = write
 
     def begin(self, state: TrainingState) -> None:
         """Starts a checkpoint; returns as soon as every worker has copied its state.
@@ -202,7 +205,7 @@ class Saver:
         partial = self._writer.begin(state)
         try:
             copying = [group.start(TrainedRole.start_save, partial / group.role) for group in self._groups]
-            self._beside = self._write_beside(partial) if self._write_beside else {}
+            self._beside = self._write_beside(partial, state.step) if self._write_beside else {}
             wait([call for calls in copying for call in calls], self._timeout)
         except CheckpointError:
             self._writer.abandon()
@@ -224,9 +227,9 @@ class Saver:
         written, looks = 0, 0
         while self._under_way is not None and self._finish(POLL_SECONDS):
             looks += 1
-            found = self._writer.written_bytes()
-            if found > written:
-                written, looks = found, 0
+            size = self._writer.written_bytes()
+            if size > written:
+                written, looks = size, 0
             elif looks * POLL_SECONDS >= self._timeout:
                 step, self._under_way = self._under_way.step, None
                 raise CheckpointError(
@@ -244,11 +247,13 @@ class Saver:
         limit = self._timeout + seconds
         try:
             calls = [(group, call) for group in self._groups for call in group.start(TrainedRole.finish_save, seconds)]
-            found = list(zip((group.role for group, _ in calls), wait([call for _, call in calls], limit), strict=True))
-            if any(files is None for _, files in found):
+            written = list(
+                zip((group.role for group, _ in calls), wait([call for _, call in calls], limit), strict=True)
+            )
+            if any(files is None for _, files in written):
                 return True
             state, self._under_way = self._under_way, None
-            sums = {f"{role}/{name}": own for role, files in found for name, own in (files or {}).items()}
+            sums = {f"{role}/{name}": checksum for role, files in written for name, checksum in (files or {}).items()}
             if self._flush_records is not None:
                 self._flush_records()
             self.last = self._writer.complete(sums | dict(self._beside))

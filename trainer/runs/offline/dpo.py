@@ -5,17 +5,17 @@ A step is a step of policy optimisation whose advantages say how strongly each r
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainer.algorithms.preferences.dpo import preference_advantages, preference_pairs
 from trainer.config.dpo import DpoConfig, DpoSettings
 from trainer.data.batches.batch import Batch
+from trainer.data.completions import Completion
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.records.console import Column
-from trainer.runs.offline.run import OfflineRun, completion_batch, train_offline
+from trainer.runs.offline.run import Comparison, train_offline
 from trainer.runs.reproduction.writer import Repeat
+from trainer.runs.session import Session
 
 COLUMNS = (
     Column("dpo/loss", "loss", ".4f"),
@@ -28,23 +28,26 @@ COLUMNS = (
 
 def train_on_preferences(settings: DpoConfig, repeat: Repeat | None = None) -> Path:
     """Runs DPO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
-    return train_offline(settings, COLUMNS, read_pairs, partial(PreferenceRun, settings.dpo), repeat)
+
+    def method(session: Session) -> Preferences:
+        return Preferences(settings.dpo, Comparison(session))
+
+    return train_offline(settings, COLUMNS, read_pairs, method, repeat)
 
 
-class PreferenceRun(OfflineRun[PreferencePair]):
-    """Takes DPO steps on batches of pairs."""
+class Preferences:
+    """Learns which response of each pair to prefer."""
 
-    def __init__(self, settings: DpoSettings, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.dpo = settings
+    def __init__(self, settings: DpoSettings, policies: Comparison) -> None:
+        self._settings, self._policies = settings, policies
 
     def learn(self, examples: Sequence[PreferencePair]) -> tuple[Batch, dict[str, float]]:
-        batch = self.forward(pair_batch(examples))
+        batch = self._policies.compare(completions_of(examples))
         pairs = preference_pairs(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
-        advantages, losses = preference_advantages(pairs, batch.response_mask, self.dpo.losses)
+        advantages, losses = preference_advantages(pairs, batch.response_mask, self._settings.losses)
         return batch.with_(advantages=advantages), {
             "dpo/loss": losses.mean().item(),
-            "dpo/margin": self.dpo.beta * pairs.margins.mean().item(),
+            "dpo/margin": self._settings.beta * pairs.margins.mean().item(),
             "dpo/accuracy": (pairs.margins > 0).float().mean().item(),
         }
 
@@ -53,14 +56,14 @@ class PreferenceRun(OfflineRun[PreferencePair]):
 
         It is 0 while the policy equals the reference.
         """
-        batch = self.forward(pair_batch(examples))
+        batch = self._policies.compare(completions_of(examples))
         pairs = preference_pairs(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
         return {
             "validation/preference_accuracy": (pairs.margins[:count] > 0).float().mean().item(),
-            "validation/preference_loss": self.dpo.losses(pairs)[:count].mean().item(),
+            "validation/preference_loss": self._settings.losses(pairs)[:count].mean().item(),
         }
 
 
-def pair_batch(pairs: Sequence[PreferencePair]) -> Batch:
-    """Rows 2i and 2i + 1 are the chosen and the rejected response of pair i."""
-    return completion_batch([completion for pair in pairs for completion in pair.completions])
+def completions_of(pairs: Sequence[PreferencePair]) -> list[Completion]:
+    """Numbers 2i and 2i + 1 are the chosen and the rejected response of pair i."""
+    return [completion for pair in pairs for completion in pair.completions]

@@ -5,9 +5,7 @@ A step is a step of policy optimisation, as in DPO; see `trainer.algorithms.pref
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,8 +17,9 @@ from trainer.config.kto import KtoConfig, KtoSettings
 from trainer.data.batches.batch import Batch
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.records.console import Column
-from trainer.runs.offline.run import OfflineRun, completion_batch, train_offline
+from trainer.runs.offline.run import Comparison, train_offline
 from trainer.runs.reproduction.writer import Repeat
+from trainer.runs.session import Session
 
 COLUMNS = (
     Column("kto/loss", "loss", ".4f"),
@@ -33,41 +32,44 @@ COLUMNS = (
 
 def train_on_labels(settings: KtoConfig, repeat: Repeat | None = None) -> Path:
     """Runs KTO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
-    return train_offline(settings, COLUMNS, read_labelled, partial(LabelRun, settings.kto), repeat)
+
+    def method(session: Session) -> Labels:
+        return Labels(settings.kto, Comparison(session))
+
+    return train_offline(settings, COLUMNS, read_labelled, method, repeat)
 
 
-class LabelRun(OfflineRun[LabelledResponse]):
-    """Takes KTO steps on batches of labelled responses."""
+class Labels:
+    """Learns which responses are desirable."""
 
-    def __init__(self, settings: KtoSettings, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.kto = settings
+    def __init__(self, settings: KtoSettings, policies: Comparison) -> None:
+        self._settings, self._policies = settings, policies
 
     def learn(self, examples: Sequence[LabelledResponse]) -> tuple[Batch, dict[str, float]]:
         batch, responses = self._compare(examples)
-        advantages, losses = unpaired_advantages(responses, batch.response_mask, self.kto.losses)
+        advantages, losses = unpaired_advantages(responses, batch.response_mask, self._settings.losses)
         return batch.with_(advantages=advantages), {
             "kto/loss": losses.mean().item(),
             "kto/kl": responses.kl,
-            **reward_means(responses, self.kto.beta),
+            **reward_means(responses, self._settings.beta),
         }
 
     def measure(self, examples: Sequence[LabelledResponse], count: int) -> dict[str, float]:
-        _, found = self._compare(examples)
-        responses = Labelled(found.ratios[:count], found.desirable[:count], found.kl)
+        _, padded = self._compare(examples)
+        responses = Labelled(padded.ratios[:count], padded.desirable[:count], padded.kl)
         return {
-            "validation/kto_margin": reward_means(responses, self.kto.beta)["kto/margin"],
-            "validation/kto_loss": self.kto.losses(responses).mean().item(),
+            "validation/kto_margin": reward_means(responses, self._settings.beta)["kto/margin"],
+            "validation/kto_loss": self._settings.losses(responses).mean().item(),
         }
 
     def _compare(self, examples: Sequence[LabelledResponse]) -> tuple[Batch, Labelled]:
         """The responses as rows with log-probs, and compared with the reference."""
         completions = [example.completion for example in examples]
-        batch = self.forward(completion_batch(completions))
+        batch = self._policies.compare(completions)
         kl = 0.0
-        if UNPAIRED_LOSSES[self.kto.loss].needs_kl:
+        if UNPAIRED_LOSSES[self._settings.loss].needs_kl:
             pairs = zip(completions, mismatched(completions), strict=True)
-            others = self.forward(completion_batch([replace(other, prompt=own.prompt) for own, other in pairs]))
+            others = self._policies.compare([replace(other, prompt=first.prompt) for first, other in pairs])
             kl = estimated_kl(others.old_log_probs, others.reference_log_probs, others.response_mask)
         ratios = log_ratios(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
         return batch, Labelled(ratios, torch.tensor([example.desirable for example in examples]), kl)

@@ -15,9 +15,10 @@ from trainer.data.demonstrations import read_demonstrations
 from trainer.data.subset import Subset
 from trainer.records.console import Column
 from trainer.runs.interfaces import ActorRole
-from trainer.runs.offline.run import OfflineRun, completion_batch, train_offline
+from trainer.runs.offline.run import completion_batch, train_offline
 from trainer.runs.passes import forward
 from trainer.runs.reproduction.writer import Repeat
+from trainer.runs.session import Session
 
 COLUMNS = (
     Column("sft/loss", "loss", ".4f"),
@@ -32,26 +33,23 @@ def fine_tune(settings: SftConfig, repeat: Repeat | None = None) -> Path:
     def read(files: Sequence[Path], tokenizer: Any, data: DataConfig, subset: Subset) -> list[Completion]:
         return read_demonstrations(files, tokenizer, data, settings.sft, subset)
 
-    return train_offline(settings, COLUMNS, read, SftRun, repeat, validates=False)
+    also = {"sft/loss": "actor/policy_loss"}
+    return train_offline(settings, COLUMNS, read, Demonstrations, repeat, validates=False, also=also)
 
 
-class SftRun(OfflineRun[Completion]):
-    """Takes steps on batches of demonstrations."""
+class Demonstrations:
+    """Learns to write every learned token."""
+
+    def __init__(self, session: Session) -> None:
+        self._actor = session.workers.training.actor
 
     def learn(self, examples: Sequence[Completion]) -> tuple[Batch, dict[str, float]]:
         batch = completion_batch(examples)
         return batch.with_(advantages=batch.response_mask.float()), {}
 
-    def step(self, step: int) -> dict[str, float]:
-        metrics = super().step(step)
-        return {"sft/loss": metrics["actor/policy_loss"], **metrics}
-
-    def validate(self) -> dict[str, float]:
-        return super().validate() if self.validation else {}
-
     def measure(self, examples: Sequence[Completion], count: int) -> dict[str, float]:
         """The mean loss over the learned tokens of held-out rows."""
         batch = completion_batch(examples)
-        log_probs = forward(self.actor, ActorRole.log_probs, batch)
+        log_probs = forward(self._actor, ActorRole.log_probs, batch)
         mask = batch.response_mask[:count]
         return {"validation/sft_loss": -(log_probs[:count].where(mask, 0.0).sum() / mask.sum()).item()}

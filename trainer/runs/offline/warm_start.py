@@ -98,13 +98,13 @@ def _worked_answer(where: str, row: dict[str, Any]) -> WorkedAnswer:
     messages = text_messages(where, "prompt", row["prompt"], _HINT, role="user")
     if not messages:
         raise DataError(f"{where}: the prompt is empty", hint=_HINT)
-    found = []
+    answers = []
     for column, name in (("extra_info", "answer"), ("reward_model", "ground_truth")):
         value = row[column].get(name) if isinstance(row[column], dict) else None
         if value is None:
             raise DataError(f"{where}: no {column}.{name}", hint=_HINT)
-        found.append(checked_text(f"{where}: {column}.{name}", value, _HINT))
-    return WorkedAnswer(where, messages, *found)
+        answers.append(checked_text(f"{where}: {column}.{name}", value, _HINT))
+    return WorkedAnswer(where, messages, *answers)
 
 
 def _texts(rows: list[WorkedAnswer]) -> list[str]:

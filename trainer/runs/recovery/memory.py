@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.config.tree import Config, RunConfig
+from trainer.config.tree import RunConfig, WorkersConfig
 from trainer.errors import LoweredLimit, MemoryFullError, RestartError
 from trainer.runs.checkpoints.manifest import TrainingState
 
@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=RunConfig)
 R = TypeVar("R")
+W = TypeVar("W", bound=WorkersConfig)
 
 MOST_RESTARTS = 4  # of each kind; those for lack of memory about halve the largest micro-batch
 
@@ -62,7 +63,7 @@ def continued(config: C, run_dir: Path, checkpoint: Path | None) -> C:
     return config.model_copy(update={"trainer": settings.model_copy(update=update)})
 
 
-def with_limits(config: Config, lowered: Sequence[LoweredLimit]) -> Config:
+def with_limits(config: W, lowered: Sequence[LoweredLimit]) -> W:
     """The settings with limits that were lowered earlier in the run. A limit that was changed since stays."""
     for limit in lowered:
         section, _, name = limit.setting.partition(".")

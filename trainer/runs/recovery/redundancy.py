@@ -13,6 +13,8 @@ from trainer.cluster.workers import WorkerGroup
 from trainer.errors import LostRankError, LoweredLimit, MemoryFullError, TrainerError, WorkerError
 from trainer.runs.checkpoints.manifest import TrainingState
 from trainer.runs.interfaces import TrainedRole, TrainingRole
+from trainer.runs.session import Session
+from trainer.runs.step import Metrics, Progress, Step
 from trainer.runs.workers import TrainingGroups
 
 logger = logging.getLogger(__name__)
@@ -125,3 +127,35 @@ class Copies:
             raise error
         if gone:
             raise LostRankError(f"{error}; {' and '.join(gone)} left the cluster", error.hint) from error
+
+
+class Recovery:
+    """Returns a run to its last finished step, from copies of the trained roles, after a worker failed."""
+
+    def __init__(self, session: Session, steps: Step, progress: Progress) -> None:
+        """Takes the first copies. Raises WorkerError."""
+        self._session, self._steps, self._progress, self._phase = session, steps, progress, session.tracker.phase
+        self._copies = Copies(session.workers.training, session.connect, progress.state)
+        self._go_back = steps.snapshot()
+        self._recoveries = 0  # since the last step that is recorded
+
+    def copy(self, _step: int, metrics: Metrics) -> None:
+        """Copies the state after a step."""
+        with self._phase("copy"):
+            self._copies.take(self._progress.state)
+        self._go_back = self._steps.snapshot()
+        metrics["trainer/recoveries"] = float(self._recoveries)
+        self._recoveries = 0
+
+    def recover(self, error: WorkerError) -> None:
+        """Returns to the step of the copies. Raises as `Copies.restore` does."""
+        with self._phase("recovery"):
+            try:
+                self._progress.return_to(self._copies.restore(error, self._session.saver.abandon))
+            except LostRankError:
+                self._progress.lose()
+                raise
+            self._go_back()
+        if isinstance(error, MemoryFullError) and error.lowered is not None:
+            self._progress.lower(error.lowered, self._progress.step + 1)
+        self._recoveries += 1

@@ -1,12 +1,22 @@
 """Watchdogs: detect slow failures in the metrics of the last steps, before the next update."""
 
+import logging
 import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
+
+import psutil
 
 from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
+from trainer.errors import WatchdogError
+from trainer.runs.checkpoints.manifest import TrainingState
+from trainer.runs.session import Session
+
+logger = logging.getLogger(__name__)
 
 # From mild to severe; of several alarms the most severe one decides.
 SEVERITY = ("off", "log", "skip", "roll_back", "stop")
@@ -78,7 +88,9 @@ class Watchdogs:
         """How many steps the first faulty weights may be older than the newest checkpoint when the run rolls back; None
         if no watchdog rolls back."""
         named = [(kind, self._settings[name]) for name, kind in KINDS.items()]
-        lags = [1 if kind.measure is last else own.window for kind, own in named if own.action == "roll_back"]
+        lags = [
+            1 if kind.measure is last else settings.window for kind, settings in named if settings.action == "roll_back"
+        ]
         return max(lags, default=None)
 
     def seen(self) -> dict[str, list[float]]:
@@ -100,17 +112,88 @@ class Watchdogs:
         values = list(self._seen[kind.metric])[-settings.window :]
         if settings.action == "off" or len(values) < settings.window:
             return None
-        found = kind.measure(values)
+        value = kind.measure(values)
         # A measure that is NaN raises an alarm, too.
-        fine = found >= settings.threshold if kind.low_is_bad else found <= settings.threshold
+        fine = value >= settings.threshold if kind.low_is_bad else value <= settings.threshold
         if fine:
             return None
         side = "below" if kind.low_is_bad else "above"
         window = f" over {settings.window} steps" if settings.window > 1 else ""
-        message = f"{kind.meaning}{window} is {found:.4g}, {side} {settings.threshold:g}"
+        message = f"{kind.meaning}{window} is {value:.4g}, {side} {settings.threshold:g}"
         return Alarm(name, settings.action, message, kind.metric, 1 if kind.measure is last else len(values))
 
 
 def most_severe(alarms: Sequence[Alarm]) -> str:
     """The most severe action of the alarms; `off` without alarms."""
     return max((alarm.action for alarm in alarms), key=SEVERITY.index, default="off")
+
+
+class UpdateGuard:
+    """Decides before each update whether the watchdogs allow it, and rolls the weights back if one demands that."""
+
+    def __init__(self, session: Session, settings: WatchdogsConfig) -> None:
+        self._session, self._saver, self._watchdogs = session, session.saver, Watchdogs(settings)
+        self._after_update: dict[str, float] = {}  # metrics of the last update, not yet seen
+        if (lag := self._watchdogs.lag) is not None:
+            self._saver.keep_for_roll_backs(lag)
+
+    def allows(self, step: int, metrics: dict[str, float]) -> bool:
+        """Whether the watchdogs allow an update. They see this step's metrics and those of the last update; the alarms
+        are added to `metrics`.
+
+        Raises WatchdogError if one demands a stop.
+        """
+        metrics["memory/node_gib"] = psutil.virtual_memory().used / 2**30
+        alarms = self._watchdogs.look(self._after_update | metrics)
+        # Sampled metrics measure the weights of the previous step, those of its update perhaps the weights before it.
+        newest = {name: step - (1 if name in metrics else 2) for name in (*self._after_update, *metrics)}
+        self._after_update = {}
+        for alarm in alarms:
+            metrics[f"watchdog/{alarm.name}"] = 1.0
+            logger.warning("watchdog %s (%s): %s", alarm.name, alarm.action, alarm.message)
+        action = most_severe(alarms)
+        if action == "stop":
+            alarm = next(alarm for alarm in alarms if alarm.action == "stop")
+            raise WatchdogError(
+                f"watchdog {alarm.name}: {alarm.message}",
+                hint=f"look at the curves, or set watchdogs.{alarm.name}.action=log to continue regardless",
+            )
+        if action == "roll_back":
+            faults = [alarm for alarm in alarms if alarm.action == "roll_back"]
+            self._roll_back(min(newest[alarm.metric] - (alarm.steps - 1) for alarm in faults))
+        return action not in ("skip", "roll_back")
+
+    def updated(self, metrics: Mapping[str, float]) -> None:
+        """Keeps what an update measured for the next step."""
+        self._after_update = {name: metrics[name] for name in ("actor/entropy", "reference/kl") if name in metrics}
+
+    def _roll_back(self, faulty: int) -> None:
+        """Loads the weights of the last checkpoint before step `faulty`, the first whose weights may be at fault."""
+        with self._session.tracker.phase("save"):
+            self._saver.settle()
+        checkpoint = self._saver.before(faulty)
+        if checkpoint is None:
+            logger.warning("no checkpoint from before step %d to roll back to: only the update is skipped", faulty)
+            return
+        logger.warning("rolled back to the weights of %s, from before step %d", checkpoint, faulty)
+        self._session.load_weights(checkpoint)
+        self._watchdogs.forget()
+        self._saver.schedule.retry(0.0)  # so that the newest checkpoint is not the faulty one
+
+    def state(self) -> dict[str, Any]:
+        """Fields of TrainingState."""
+        return {"watched": self._watchdogs.seen(), "after_update": dict(self._after_update)}
+
+    def resume(self, state: TrainingState) -> None:
+        """Continues from the state of a checkpoint."""
+        self._watchdogs.recall(state.watched)
+        self._after_update = {name: math.nan if value is None else value for name, value in state.after_update.items()}
+
+    def snapshot(self) -> Callable[[], None]:
+        """A function that returns to the present state."""
+        kept = deepcopy((self._watchdogs, self._after_update))
+
+        def go_back() -> None:
+            self._watchdogs, self._after_update = deepcopy(kept)
+
+        return go_back

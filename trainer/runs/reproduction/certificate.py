@@ -112,7 +112,7 @@ def read_certificate(run_dir: Path) -> Certificate:
     """The certificate of a run. Raises CertificateError if it is missing or damaged."""
     file = run_dir / CERTIFICATE
     try:
-        found = read_sealed(Certificate, file)
+        certificate = read_sealed(Certificate, file)
     except FileNotFoundError as error:
         raise CertificateError(
             f"{run_dir}: no {CERTIFICATE} there",
@@ -122,7 +122,7 @@ def read_certificate(run_dir: Path) -> Certificate:
         raise CertificateError(
             f"{file}: damaged: {error}", hint="restore it from a copy, or use the version that wrote it"
         ) from error
-    return found
+    return certificate
 
 
 def write_certificate(run_dir: Path, certificate: Certificate) -> None:
@@ -131,55 +131,57 @@ def write_certificate(run_dir: Path, certificate: Certificate) -> None:
         temporary.write_text(sealed(certificate), encoding="utf-8")
 
 
-def differences(one: Certificate, other: Certificate) -> list[str]:
+def differences(first: Certificate, second: Certificate) -> list[str]:
     """Each thing that decides the weights and differs: software, hardware (if both name it), inputs and settings.
 
     Settings that are paths count by the content of their files.
     """
-    found = [*_software(one.software, other.software)]
-    if one.hardware is not None and other.hardware is not None:
-        found += tree_differences("hardware", one.hardware.model_dump(), other.hardware.model_dump())
-    found += input_differences(one.inputs, other.inputs)
-    return [*found, *tree_differences("", _deciding(one.settings), _deciding(other.settings))]
+    lines = [*_software(first.software, second.software)]
+    if first.hardware is not None and second.hardware is not None:
+        lines += tree_differences("hardware", first.hardware.model_dump(), second.hardware.model_dump())
+    lines += input_differences(first.inputs, second.inputs)
+    return [*lines, *tree_differences("", _deciding(first.settings), _deciding(second.settings))]
 
 
-def input_differences(one: Mapping[str, Input], other: Mapping[str, Input]) -> list[str]:
+def input_differences(first: Mapping[str, Input], second: Mapping[str, Input]) -> list[str]:
     """Each input file that differs, and each input that one of both could not hash."""
-    found = []
-    for setting in sorted({*one, *other}):
-        unknown = next((own[setting] for own in (one, other) if setting in own and own[setting].error), None)
+    lines = []
+    for setting in sorted({*first, *second}):
+        unknown = next(
+            (inputs[setting] for inputs in (first, second) if setting in inputs and inputs[setting].error), None
+        )
         if unknown is not None:
-            found.append(f"{setting}: {unknown.path} could not be hashed for the certificate: {unknown.error}")
+            lines.append(f"{setting}: {unknown.path} could not be hashed for the certificate: {unknown.error}")
             continue
-        ours, theirs = (inputs[setting].files if setting in inputs else {} for inputs in (one, other))
-        path = Path((one.get(setting) or other[setting]).path)
+        ours, theirs = (inputs[setting].files if setting in inputs else {} for inputs in (first, second))
+        path = Path((first.get(setting) or second[setting]).path)
         for name in sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
-            what = "is missing" if name not in theirs else "is new" if name not in ours else "changed (SHA-256)"
-            found.append(f"{setting}: {path if name == path.name else path / name} {what}")
-    return found
+            change = "is missing" if name not in theirs else "is new" if name not in ours else "changed (SHA-256)"
+            lines.append(f"{setting}: {path if name == path.name else path / name} {change}")
+    return lines
 
 
-def tree_differences(prefix: str, one: object, other: object) -> list[str]:
+def tree_differences(prefix: str, first: object, second: object) -> list[str]:
     """The leaves of two trees of JSON that differ, each named by its path."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
         return [
             line
-            for name in sorted({*one, *other})
-            for line in tree_differences(f"{prefix}.{name}" if prefix else name, one.get(name), other.get(name))
+            for name in sorted({*first, *second})
+            for line in tree_differences(f"{prefix}.{name}" if prefix else name, first.get(name), second.get(name))
         ]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
         return [line for at, pair in pairs for line in tree_differences(f"{prefix}.{at}", *pair)]
-    return [] if one == other else [f"{prefix}: {one} / {other}"]
+    return [] if first == second else [f"{prefix}: {first} / {second}"]
 
 
-def _software(one: Software, other: Software) -> Iterator[str]:
-    if one.image != other.image:
-        yield f"image: {_image(one.image)} / {_image(other.image)}"
-    if one.code != other.code:
-        yield f"trainer: version {one.version}, {one.code[:12]} / version {other.version}, {other.code[:12]}"
-    yield from tree_differences("packages", one.packages, other.packages)
-    yield from tree_differences("python", one.python, other.python)
+def _software(first: Software, second: Software) -> Iterator[str]:
+    if first.image != second.image:
+        yield f"image: {_image(first.image)} / {_image(second.image)}"
+    if first.code != second.code:
+        yield f"trainer: version {first.version}, {first.code[:12]} / version {second.version}, {second.code[:12]}"
+    yield from tree_differences("packages", first.packages, second.packages)
+    yield from tree_differences("python", first.python, second.python)
 
 
 def _image(image: Image | None) -> str:
@@ -190,12 +192,12 @@ def _image(image: Image | None) -> str:
 
 def _deciding(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     trainer = {name: value for name, value in settings.get("trainer", {}).items() if name not in RECORDING}
-    return {section: _without_paths(own) for section, own in {**settings, "trainer": trainer}.items()}
+    return {section: _without_paths(values) for section, values in {**settings, "trainer": trainer}.items()}
 
 
 def _without_paths(value: object) -> object:
     if isinstance(value, Mapping):
-        return {name: _without_paths(own) for name, own in value.items()}
+        return {name: _without_paths(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_without_paths(own) for own in value]
+        return [_without_paths(inner) for inner in value]
     return "PATH" if isinstance(value, str) and value.startswith("/") else value

@@ -27,7 +27,7 @@ def weights_digest(groups: Iterable[Mapping[str, Tensor]]) -> str:
     with ThreadPoolExecutor(_THREADS) as threads:
         for group in groups:
             sums = threads.map(_tensor_digest, group.keys(), group.values())
-            lines += [f"{name} {own}\n" for name, own in zip(group, sums, strict=True)]
+            lines += [f"{name} {checksum}\n" for name, checksum in zip(group, sums, strict=True)]
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 

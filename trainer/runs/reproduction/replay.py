@@ -14,7 +14,7 @@ from trainer.config.dpo import DpoConfig
 from trainer.config.kto import KtoConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.sft import SftConfig
-from trainer.config.tree import Config, RunConfig
+from trainer.config.tree import Config, RunConfig, WorkersConfig
 from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
 from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
@@ -98,10 +98,10 @@ def replay(run_dir: Path, step: int | None = None, output: Path | None = None) -
 def compare(run_dir: Path, certificate: Certificate, target: Path, step: int) -> Replay:
     """Compares metrics and weights of a run and its replay up to a step. Raises CertificateError."""
     repeated = read_certificate(target)
-    found = [(at, line) for at, line in (*_limits(certificate, repeated), *_metrics(run_dir, target)) if at <= step]
+    unequal = [(at, line) for at, line in (*_limits(certificate, repeated), *_metrics(run_dir, target)) if at <= step]
     for at in (at for at in certificate.steps if at <= step):
         ours, theirs = certificate.weights(at), repeated.weights(at)
-        found += [
+        unequal += [
             (at, f"step {at}: weights of {role}: {ours[role]} / {theirs[role]}")
             for role in sorted({*ours} & {*theirs})
             if ours[role] != theirs[role]
@@ -111,7 +111,7 @@ def compare(run_dir: Path, certificate: Certificate, target: Path, step: int) ->
         raise CertificateError(
             f"{target}: the replay recorded no weights of step {step}", hint="see its warnings; set trainer.save_freq"
         )
-    return Replay(target, step, compared, [line for _, line in sorted(found, key=lambda item: item[0])])
+    return Replay(target, step, compared, [line for _, line in sorted(unequal, key=lambda item: item[0])])
 
 
 def _lowered(certificate: Certificate, last: int) -> Iterator[str]:
@@ -146,11 +146,16 @@ def settings_of(
     """
     given = dict(certificate.given)
     origin = str(run_dir.absolute() / certificate.origin.path) if certificate.origin is not None else None
-    own: dict[str, Any] = {"output_dir": str(target.parent), "run_id": target.name, "resume": origin, "loggers": []}
-    trainer = {**given.get("trainer", {}), **own}
+    replaced: dict[str, Any] = {
+        "output_dir": str(target.parent),
+        "run_id": target.name,
+        "resume": origin,
+        "loggers": [],
+    }
+    trainer = {**given.get("trainer", {}), **replaced}
     for section in ("trajectories", "profiler"):
-        if isinstance(found := trainer.get(section), dict):
-            trainer[section] = {name: value for name, value in found.items() if name not in ("dir", "validation_dir")}
+        if isinstance(values := trainer.get(section), dict):
+            trainer[section] = {name: value for name, value in values.items() if name not in ("dir", "validation_dir")}
     given["trainer"] = trainer
     try:
         return kind.model_validate(given)
@@ -186,7 +191,7 @@ def _refuse_unequal(run_dir: Path, certificate: Certificate, settings: Config | 
         )
 
 
-def _inputs(settings: Config) -> dict[str, Input]:
+def _inputs(settings: WorkersConfig) -> dict[str, Input]:
     try:
         return {setting: hashed_input(path) for setting, path in named_paths(settings) if path.exists()}
     except OSError as error:
@@ -196,9 +201,9 @@ def _inputs(settings: Config) -> dict[str, Input]:
 def _limits(ours: Certificate, theirs: Certificate) -> Iterator[tuple[int, str]]:
     """Each step in which one of both lowered other limits than the other."""
     for step in sorted({*ours.lowered, *theirs.lowered}):
-        one, other = (" and ".join(own.lowered.get(step, ["none"])) for own in (ours, theirs))
-        if one != other:
-            yield step, f"step {step}: limits that were lowered for lack of memory: {one} / {other}"
+        before, now = (" and ".join(certified.lowered.get(step, ["none"])) for certified in (ours, theirs))
+        if before != now:
+            yield step, f"step {step}: limits that were lowered for lack of memory: {before} / {now}"
 
 
 def _metrics(run_dir: Path, target: Path) -> Iterator[tuple[int, str]]:
@@ -209,13 +214,13 @@ def _metrics(run_dir: Path, target: Path) -> Iterator[tuple[int, str]]:
         for directory in (run_dir, target)
     )
     for step in sorted({*ours} & {*theirs}):
-        one, other = ours[step], theirs[step]
-        for name in sorted({*one, *other}):
+        before, now = ours[step], theirs[step]
+        for name in sorted({*before, *now}):
             if name.startswith(_OF_THE_MACHINE) or name.endswith(_GPU_MEMORY):
                 continue
-            values = f"{one.get(name)} / {other.get(name)}"
-            equal = str(one.get(name)) == str(other.get(name))  # unlike ==, of nan too
-            if not equal and not any(_interrupted_before(name, row) for row in (one, other)):
+            values = f"{before.get(name)} / {now.get(name)}"
+            equal = str(before.get(name)) == str(now.get(name))  # unlike ==, of nan too
+            if not equal and not any(_interrupted_before(name, row) for row in (before, now)):
                 yield step, f"step {step}: {name}: {values}"
 
 
@@ -246,12 +251,12 @@ def reservations(settings: RunConfig, hardware: Hardware | None) -> Iterator[str
 
 def _order_of_answers(settings: Config) -> Iterator[str]:
     rollout, together = settings.rollout, settings.trainer.deterministic
-    found = None
+    setting = None
     if rollout.agent == "program":
-        found = "rollout.agent=program"
+        setting = "rollout.agent=program"
     elif rollout.agent == "tools" and not together:
-        found = "rollout.agent=tools without trainer.deterministic"
+        setting = "rollout.agent=tools without trainer.deterministic"
     elif rollout.environment.path is not None and not together:
-        found = "rollout.environment without trainer.deterministic"
-    if found:
-        yield f"{found}: the order in which conversations are answered decides what an engine computes together"
+        setting = "rollout.environment without trainer.deterministic"
+    if setting:
+        yield f"{setting}: the order in which conversations are answered decides what an engine computes together"

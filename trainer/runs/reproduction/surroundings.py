@@ -27,16 +27,16 @@ def software() -> Software:
         commit=_commit(PACKAGE.parent),
         code=code_digest(PACKAGE),
         python=platform.python_version(),
-        packages={name: found for name in _PACKAGES if (found := _version(name))},
+        packages={name: installed for name in _PACKAGES if (installed := _version(name))},
     )
 
 
 def read_image(manifest: Path) -> Image | None:
     """The image that this manifest describes; None without a readable one."""
     try:
-        found = json.loads(manifest.read_bytes())
+        entries = json.loads(manifest.read_bytes())
         names = ("target", "variant", "version", "lock")
-        return Image(**{name: str(found[name]) for name in names}, manifest=sha256(manifest))
+        return Image(**{name: str(entries[name]) for name in names}, manifest=sha256(manifest))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

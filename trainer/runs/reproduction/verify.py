@@ -37,67 +37,67 @@ def verify(run_dir: Path) -> list[str]:
 
 def inputs_now(certificate: Certificate) -> dict[str, Input]:
     """The inputs of a certificate as they are now, except for those with nothing to compare them with."""
-    found = {}
-    for setting, own in certificate.inputs.items():
+    inputs = {}
+    for setting, recorded in certificate.inputs.items():
         try:
-            found[setting] = own if own.error else hashed_again(own)
+            inputs[setting] = recorded if recorded.error else hashed_again(recorded)
         except OSError as error:
-            raise DataError(f"{setting}={own.path}: cannot be read: {error}", hint="make it readable") from error
-    return found
+            raise DataError(f"{setting}={recorded.path}: cannot be read: {error}", hint="make it readable") from error
+    return inputs
 
 
-def check_weights(run_dir: Path, own: Weights) -> Iterator[str]:
+def check_weights(run_dir: Path, recorded: Weights) -> Iterator[str]:
     """Each difference between the weights of a certificate and the checkpoint or model that it names."""
-    place = run_dir / own.path
+    place = run_dir / recorded.path
     try:
         if not place.is_dir():
             yield f"{place} is missing"
             return
-        if not own.content:
+        if not recorded.content:
             yield f"{place}: its weights could not be read when they were to be certified"
             return
-        if own.manifest:
+        if recorded.manifest:
             check_whole(place)
-            found = checkpoint_weights(place)
+            content = checkpoint_weights(place)
         else:
-            found = model_weights(place)
-        state = sha256(place / STATE_FILE) if own.manifest else ""
+            content = model_weights(place)
+        state = sha256(place / STATE_FILE) if recorded.manifest else ""
     except (OSError, CheckpointError) as error:
         yield str(error)
         return
-    for role in sorted({*own.content, *found}):
-        if own.content.get(role) != found.get(role):
-            ours, theirs = (str(content.get(role))[:12] for content in (own.content, found))
+    for role in sorted({*recorded.content, *content}):
+        if recorded.content.get(role) != content.get(role):
+            ours, theirs = (str(content.get(role))[:12] for content in (recorded.content, content))
             yield f"{place}: other weights of {role}: SHA-256 {theirs}, certified {ours}"
-    if state != own.manifest:
+    if state != recorded.manifest:
         yield f"{place / STATE_FILE} changed (SHA-256)"
 
 
 def _settings(run_dir: Path, certificate: Certificate) -> list[str]:
-    found = read_settings(run_dir)
-    if not found:
+    settings = read_settings(run_dir)
+    if not settings:
         return [f"{run_dir}: its settings (config.json) are missing"]
-    return tree_differences("config.json", certificate.settings, found)
+    return tree_differences("config.json", certificate.settings, settings)
 
 
 def _checkpoints(run_dir: Path, certificate: Certificate) -> Iterator[str]:
     pruned = certificate.settings.get("trainer", {}).get("keep_checkpoints") is not None
     last = max(certificate.checkpoints, default=0)
     present = checkpoints(run_dir)
-    for step, own in sorted(certificate.checkpoints.items()):
-        if not pruned or step == last or run_dir / own.path in present:
-            yield from check_weights(run_dir, own)
-    known = {run_dir / own.path for own in certificate.checkpoints.values()}
+    for step, weights in sorted(certificate.checkpoints.items()):
+        if not pruned or step == last or run_dir / weights.path in present:
+            yield from check_weights(run_dir, weights)
+    known = {run_dir / weights.path for weights in certificate.checkpoints.values()}
     for directory in present:
         if directory not in known:
             yield f"{directory} is not in the certificate"
 
 
 def _models(run_dir: Path, certificate: Certificate) -> Iterator[str]:
-    for own in certificate.models.values():
-        yield from check_weights(run_dir, own)
+    for weights in certificate.models.values():
+        yield from check_weights(run_dir, weights)
     final = run_dir / "model"
-    if final.is_dir() and final not in {run_dir / own.path for own in certificate.models.values()}:
+    if final.is_dir() and final not in {run_dir / weights.path for weights in certificate.models.values()}:
         yield f"{final} is not in the certificate"
     for directory in sorted(path for path in (run_dir / "models").glob("*") if path.is_dir()):
         try:
@@ -107,5 +107,5 @@ def _models(run_dir: Path, certificate: Certificate) -> Iterator[str]:
             continue
         if exported.run != certificate.run:
             yield f"{directory} is of the run {exported.run}"
-        for own in exported.models.values():
-            yield from check_weights(directory, own)
+        for weights in exported.models.values():
+            yield from check_weights(directory, weights)

@@ -135,7 +135,7 @@ class CertificateWriter:
             unknown = Weights(path=self._relative(checkpoint), content={})  # a replay refuses it
             return {"origin": self._hashed(checkpoint) or unknown, "inputs": self._inputs()}
         step = checkpoint_step(checkpoint)
-        kept = {number: own for number, own in earlier.checkpoints.items() if number <= step}
+        kept = {number: weights for number, weights in earlier.checkpoints.items() if number <= step}
         if step not in kept and checkpoint.is_relative_to(self._run_dir):  # the run ended before it was hashed
             resumed = self._hashed(checkpoint)
             kept |= {step: resumed} if resumed else {}
@@ -148,14 +148,14 @@ class CertificateWriter:
             "inputs": inputs,
             "origin": earlier.origin,
             "changes": [*earlier.changes, *changes],
-            "lowered": {number: own for number, own in earlier.lowered.items() if number <= step},
+            "lowered": {number: limits for number, limits in earlier.lowered.items() if number <= step},
             "checkpoints": kept,
         }
 
     def _inputs(self) -> dict[str, Input]:
         """The inputs that exist, by setting."""
-        found = {setting: self._input(path) for setting, path in self._paths}
-        return {setting: own for setting, own in found.items() if own is not None}
+        inputs = {setting: self._input(path) for setting, path in self._paths}
+        return {setting: hashed for setting, hashed in inputs.items() if hashed is not None}
 
     def _input(self, path: Path) -> Input | None:
         try:

@@ -11,7 +11,7 @@ import yaml
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 from trainer.rollout.sampling import Response, SamplingRequest
 
 TEMPLATE = (
@@ -57,7 +57,7 @@ class FakeEngines:
     in_flight = False
 
     def __init__(self, tokenizer: Any, *lines: Sequence[str]) -> None:
-        self._words = [[tuple(tokenizer(line + "<|end|>")["input_ids"]) for line in own] for own in lines]
+        self._words = [[tuple(tokenizer(line + "<|end|>")["input_ids"]) for line in turns] for turns in lines]
         self._prompts: list[tuple[int, ...]] = []
         self.said: list[list[tuple[int, ...]]] = [[] for _ in lines]
 
@@ -102,13 +102,13 @@ def converse(
 def pieces(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
     """The conversation as pieces of text, each with whether the policy said it."""
     parts: list[tuple[list[int], bool]] = []
-    for token, own in zip(row.token_ids, row.mask, strict=True):
-        if not parts or parts[-1][1] != own:
-            parts.append(([], own))
+    for token, sampled in zip(row.token_ids, row.mask, strict=True):
+        if not parts or parts[-1][1] != sampled:
+            parts.append(([], sampled))
         parts[-1][0].append(token)
-    return [(tokenizer.decode(tokens), own) for tokens, own in parts]
+    return [(tokenizer.decode(tokens), sampled) for tokens, sampled in parts]
 
 
 def spoken(tokenizer: Any, row: Trajectory) -> list[str]:
     """What the tools and users said, up to the next turn of the policy."""
-    return [text for text, own in pieces(tokenizer, row) if not own]
+    return [text for text, sampled in pieces(tokenizer, row) if not sampled]

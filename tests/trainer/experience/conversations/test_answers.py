@@ -12,11 +12,10 @@ import pytest
 
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
-from trainer.experience.conversations.calls import Calls, Failure
-from trainer.experience.conversations.coroutines import wait_for
+from trainer.experience.conversations.calls import Calls, Failure, wait_for
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import Observation
+from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 
@@ -57,7 +56,7 @@ class FakeInFlight(FakeEngines):
     def __init__(self) -> None:
         super().__init__()
         self._left: dict[int, int] = {}
-        self.calls: list[float] = []
+        self.calls = 0
 
     @property
     def under_way(self) -> set[int]:
@@ -66,7 +65,7 @@ class FakeInFlight(FakeEngines):
     def advance(self, new: Mapping[int, SamplingRequest], most: int, homes: Mapping[int, int]) -> dict[int, Part]:
         assert homes.keys() == new.keys()
         assert most == 64
-        self.calls.append(time.monotonic())
+        self.calls += 1
         self.asked.append([request.prompt[0] for request in new.values()])
         self._left |= {number: request.prompt[1] for number, request in new.items()}
         parts = {}
@@ -142,15 +141,19 @@ def test_conversations_do_not_wait_for_each_others_environments(converse: Callab
 
 
 def test_the_engines_go_on_while_environments_answer(converse: Callable[..., Any]) -> None:
-    """The second turn's segments follow each other without a pause for the first conversation's answer."""
+    """The first conversation's answer comes once the second one's turn is over."""
+    over = threading.Event()
 
     def slow(_turn: Any) -> Observation:
-        time.sleep(1.0)
+        assert over.wait(10)
         return says(5)
 
-    rows, engines = converse({"slow": slow, "long": lambda _turn: says(done=True)}, FakeInFlight(), calls=[1, 30])
-    assert [row.turns for row in rows] == [2, 1]
-    assert engines.calls[29] - engines.calls[0] < 0.9
+    def long(_turn: Any) -> Observation:
+        over.set()
+        return says(done=True)
+
+    rows, _ = converse({"slow": slow, "long": long}, FakeInFlight(), calls=[1, 30])
+    assert [(row.turns, row.scored) for row in rows] == [(2, None), (1, None)]
     assert rows[1].token_ids == [1] * 29 + [END]
 
 
@@ -189,19 +192,20 @@ def test_a_limit_that_keeps_the_engines_idle_is_named(
 
 
 def test_a_late_result_belongs_to_no_later_call() -> None:
-    changed, go = threading.Event(), threading.Event()
-    calls = Calls[str](0.1, 2, changed)
-    calls.begin("row", lambda: go.wait(5))
-    time.sleep(0.15)
-    assert calls.finished() == [("row", Failure("no answer within 0.1 s"))]
+    changed, go, now = threading.Event(), threading.Event(), [0.0]
+    calls = Calls[str](5.0, 2, changed, clock=lambda: now[0])
+    calls.begin("row", lambda: go.wait(60))
+    assert calls.finished() == []
+    now[0] = 5.0
+    assert calls.finished() == [("row", Failure("no answer within 5 s"))]
     go.set()
     calls.begin("row", lambda: "new")
-    found: list[tuple[str, Any]] = []
-    while not found:
+    finished: list[tuple[str, Any]] = []
+    while not finished:
         calls.wait(1.0)
         changed.clear()
-        found += calls.finished()
-    assert found == [("row", "new")]
+        finished += calls.finished()
+    assert finished == [("row", "new")]
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
@@ -221,26 +225,25 @@ def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
 def test_threads_serve_one_call_after_another_and_end_with_the_calls() -> None:
     changed = threading.Event()
     calls = Calls[int](5, 8, changed)
-    before, found = threading.active_count(), []
+    before, finished = threading.enumerate(), []
     for number in range(50):
         calls.begin(number, threading.get_ident)
-        while len(found) <= number:
+        while len(finished) <= number:
             calls.wait(1.0)
             changed.clear()
-            found += calls.finished()
-    assert len({thread for _, thread in found}) == 1
+            finished += calls.finished()
+    assert len({thread for _, thread in finished}) == 1
+    (serving,) = (thread for thread in threading.enumerate() if thread not in before)
     calls.close()
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    serving.join(5)
+    assert not serving.is_alive()
 
 
 def test_answers_are_taken_while_the_engines_sample(
     converse: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second conversation's turn lasts until the first one's answer stands in its trajectory."""
-    observed = threading.Event()
+    sampling, observed = threading.Event(), threading.Event()
     observe = Trajectory.observe
 
     def told(row: Trajectory, token_ids: Sequence[int]) -> None:
@@ -251,12 +254,13 @@ def test_answers_are_taken_while_the_engines_sample(
 
     class Waiting(FakeInFlight):
         def advance(self, new: Mapping[int, SamplingRequest], most: int, homes: Mapping[int, int]) -> dict[int, Part]:
-            if self.calls and not observed.is_set():
+            if self.calls:
+                sampling.set()
                 assert observed.wait(10)
             return super().advance(new, most, homes)
 
     def slow(_turn: Any) -> Observation:
-        time.sleep(0.2)
+        assert sampling.wait(10)
         return says(5)
 
     rows, _ = converse({"slow": slow, "long": lambda _turn: says(done=True)}, Waiting(), calls=[1, 3])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.experience.conversations.scripted_policy import schema
 from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
-from trainer.experience.conversations.coroutines import wait_for
+from trainer.experience.conversations.calls import wait_for
 from trainer.experience.tools.code import CodeInterpreter
 from trainer.experience.tools.search import Search
 
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(job)
-        body = json.dumps(self.fusion(job) if self.path == "/run_code" else self.found(job)).encode()
+        body = json.dumps(self.fusion(job) if self.path == "/run_code" else self.pages(job)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         result = {"status": how, "return_code": code, "stdout": "out\n", "stderr": "" if code == 0 else "err\n"}
         return {"status": "Success" if code == 0 else "Failed", "compile_result": None, "run_result": result}
 
-    def found(self, job: dict[str, Any]) -> dict[str, Any]:
+    def pages(self, job: dict[str, Any]) -> dict[str, Any]:
         documents = [{"document": {"contents": f"{query}\nAbout {query}."}, "score": 1.0} for query in job["queries"]]
         return {"result": [documents[: job["topk"]] for _ in job["queries"]]}
 
@@ -89,6 +89,6 @@ def test_a_call_may_shorten_its_time_but_not_lengthen_it(url: str) -> None:
 
 def test_search_asks_the_retrieval_server(url: str) -> None:
     tool = made(Search, "search", retrieval_service_url=f"{url}/retrieve", topk=1)
-    found = json.loads(run(tool, query_list=["cats", "dogs"]))["result"]
-    assert found == "Doc 1 (Title: cats)\nAbout cats.\n---\nDoc 1 (Title: cats)\nAbout cats."
+    result = json.loads(run(tool, query_list=["cats", "dogs"]))["result"]
+    assert result == "Doc 1 (Title: cats)\nAbout cats.\n---\nDoc 1 (Title: cats)\nAbout cats."
     assert Handler.asked == [{"queries": ["cats", "dogs"], "topk": 1, "return_scores": True}]

@@ -2,10 +2,9 @@
 the policy where only its words matter; a real network is used where log-probs matter."""
 
 import re
-import time
+import threading
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError, DataError, RewardError
 from trainer.experience.conversations.calls import Failure, call_each
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import MessageTokens, environment_class
+from trainer.experience.trajectory import Trajectory
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model
@@ -92,7 +91,7 @@ def test_each_token_is_marked_as_the_policys_or_the_environments(tokenizer: Any)
         ("<|user|>19<|assistant|>", False),
         ("#### 19<|end|>", True),
     ]
-    assert row.log_probs == [-0.5 if own else 0.0 for own in row.mask]
+    assert row.log_probs == [-0.5 if sampled else 0.0 for sampled in row.mask]
     assert (row.turns, row.scored) == (2, None)
     # The second turn continues where the environment stopped, with its own random numbers.
     first, second = engines.asked
@@ -137,9 +136,9 @@ def test_a_turn_in_segments_is_one_turn_and_each_token_records_its_weights(token
     whole, _ = converse(tokenizer, ["calc: 12+7", "#### 19"])
     in_parts, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], most=3)
     assert (in_parts.token_ids, in_parts.mask, in_parts.turns) == (whole.token_ids, whole.mask, 2)
-    own = [version for version, own in zip(in_parts.versions, in_parts.mask, strict=True) if own]
+    sampled = [version for version, sampled in zip(in_parts.versions, in_parts.mask, strict=True) if sampled]
     first_turn = whole.mask.index(False)
-    assert own[:first_turn] == [place // 3 for place in range(first_turn)]
+    assert sampled[:first_turn] == [place // 3 for place in range(first_turn)]
     assert set(whole.versions[:first_turn]) == {0}
 
 
@@ -158,7 +157,7 @@ def test_conversations_end_at_the_turn_limit_or_the_token_limit(tokenizer: Any) 
 
 def test_the_calculator_calculates_and_explains_errors(tokenizer: Any) -> None:
     row, _ = converse(tokenizer, ["calc: (2+3)*-4/8", "calc: 2**9", "hm", "#### 1"], limit=400)
-    answers = [text for text, own in pieces(tokenizer, row) if not own]
+    answers = [text for text, sampled in pieces(tokenizer, row) if not sampled]
     assert "-2.5" in answers[0]
     assert "error: only numbers" in answers[1]
     assert "Write calc: EXPRESSION" in answers[2]
@@ -216,7 +215,7 @@ def worlds(tmp_path: Path) -> Path:
 
 def test_an_environment_may_answer_in_tokens_and_give_the_reward(tokenizer: Any, worlds: Path) -> None:
     row, _ = converse(tokenizer, ["a", "b"], worlds, "Scoring")
-    assert [token for token, own in zip(row.token_ids, row.mask, strict=True) if not own] == [5, 6]
+    assert [token for token, sampled in zip(row.token_ids, row.mask, strict=True) if not sampled] == [5, 6]
     assert row.scored is not None
     assert row.scored.value == 0.5
 
@@ -283,11 +282,10 @@ def test_an_environment_that_cannot_be_called_is_refused(tmp_path: Path, source:
 
 
 def test_hanging_calls_delay_the_batch_by_no_more_than_their_timeout() -> None:
-    started = time.monotonic()
-    calls = [partial(time.sleep, 30), lambda: 1, partial(time.sleep, 30), lambda: 2]
+    over = threading.Event()
     late = Failure("no answer within 0.2 s")
-    assert call_each(calls, timeout=0.2, at_once=1) == [late, 1, late, 2]
-    assert time.monotonic() - started < 10
+    assert call_each([over.wait, lambda: 1, over.wait, lambda: 2], timeout=0.2, at_once=1) == [late, 1, late, 2]
+    over.set()
     assert call_each([], timeout=1, at_once=1) == []
 
 

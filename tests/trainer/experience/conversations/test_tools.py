@@ -30,7 +30,7 @@ def test_tools_answer_and_the_policys_tokens_stay_as_they_were_sampled(tokenizer
         "<|tool|>Current parsed answer='19' reward=1.0<|assistant|>",
     ]
     assert row.sampled == [token for turn in said for token in turn]
-    assert row.log_probs == [-0.5 if own else 0.0 for own in row.mask]
+    assert row.log_probs == [-0.5 if sampled else 0.0 for sampled in row.mask]
     assert (row.turns, row.answers, row.truncated, row.scored) == (3, 2, False, None)
     assert row.environment is not None
     assert row.environment.facts() == {"tool_rewards": [-0.05, 0.0], "turn_scores": []}  # type: ignore[attr-defined]
@@ -125,6 +125,6 @@ def test_thoughts_of_earlier_turns_stay_as_they_were_sampled(tokenizer: Any) -> 
         "{{ '<|' + message.role + '|>' }}"
         "{% if message.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ message.content }}",
     )
-    own = use_chat_template(build_tokenizer(["19"]), DataConfig(chat_template=template))
-    tokens = MessageTokens(own, DataConfig())([{"role": "tool", "content": "19"}], own.eos_token_id)
-    assert own.decode(tokens) == "<|tool|>19<|assistant|>"
+    custom = use_chat_template(build_tokenizer(["19"]), DataConfig(chat_template=template))
+    tokens = MessageTokens(custom, DataConfig())([{"role": "tool", "content": "19"}], custom.eos_token_id)
+    assert custom.decode(tokens) == "<|tool|>19<|assistant|>"

@@ -13,7 +13,7 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 
 

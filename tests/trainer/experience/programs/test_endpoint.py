@@ -189,8 +189,8 @@ def test_a_program_keeps_its_connection_until_its_trajectory_ends(monkeypatch: p
     with closing(Endpoint(PROGRAMS)) as endpoint:
         line, other = endpoint.open(threading.Event()), endpoint.open(threading.Event())
         with connect(line) as program, connect(other) as neighbour:
-            for connection, own in ((program, line), (neighbour, other)):
-                connection.sendall(head(own, "Content-Length: 2") + b"{}")
+            for connection, asked in ((program, line), (neighbour, other)):
+                connection.sendall(head(asked, "Content-Length: 2") + b"{}")
                 assert answer(connection)[0] == 400
             with connect(line) as stranger:
                 assert closes(stranger)  # which is kept as long as these would be without their keys

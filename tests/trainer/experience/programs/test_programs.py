@@ -49,7 +49,7 @@ def test_a_program_talks_to_the_policy_and_scores_itself(tokenizer: Any, play: C
         ("yes<|end|>", True),
     ]
     assert (row.turns, row.answers, row.scored.value, row.scored.failure) == (2, 1, 0.5, "")
-    assert row.log_probs == [-0.5 if own else 0.0 for own in row.mask]
+    assert row.log_probs == [-0.5 if sampled else 0.0 for sampled in row.mask]
     # Each request to the engines continues the tokens before it: none is rendered and tokenised again.
     whole = (*row.prompt, *row.token_ids)
     for (request,) in engines.asked:

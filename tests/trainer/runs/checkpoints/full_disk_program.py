@@ -36,10 +36,10 @@ CPU = torch.device("cpu")
 
 def reported(name: str, write: Callable[[], object]) -> None:
     try:
-        found: dict[str, Any] = {"error": "", "message": str(write())}
+        outcome: dict[str, Any] = {"error": "", "message": str(write())}
     except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
-        found = {"error": type(error).__name__, "message": str(error), "hint": getattr(error, "hint", "")}
-    sys.stdout.write(json.dumps({"name": name, **found}) + "\n")
+        outcome = {"error": type(error).__name__, "message": str(error), "hint": getattr(error, "hint", "")}
+    sys.stdout.write(json.dumps({"name": name, **outcome}) + "\n")
 
 
 def engine(source: Path) -> TrainingEngine:

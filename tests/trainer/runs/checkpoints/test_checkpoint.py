@@ -112,9 +112,9 @@ def test_auto_resume_takes_the_last_complete_checkpoint(checkpoint: Path) -> Non
     config = RunConfig.model_validate({"trainer": trainer})
     write(run, 12)
     CheckpointWriter(run).begin(training_state(13))
-    found = with_last_checkpoint(config)
-    assert found.trainer.resume == checkpoint.with_name("step_000012")
-    assert recorded_step(config.trainer, run, read_checkpoint(found.trainer.resume)) == 12
+    resumed = with_last_checkpoint(config)
+    assert resumed.trainer.resume == checkpoint.with_name("step_000012")
+    assert recorded_step(config.trainer, run, read_checkpoint(resumed.trainer.resume)) == 12
     shutil.rmtree(run)
     assert with_last_checkpoint(config).trainer.resume is None
     assert recorded_step(config.trainer, run, None) == -1  # what it recorded before it died goes

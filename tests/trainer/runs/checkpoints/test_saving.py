@@ -247,13 +247,13 @@ def test_a_failed_run_completes_or_removes_its_pending_checkpoint(
 )
 def test_saves_are_due_by_steps_and_by_time(clock: Clock, settings: dict[str, float], due: list[int]) -> None:
     schedule = SaveSchedule(TrainerConfig.model_validate(settings), clock)
-    found = []
+    saved = []
     for step in range(1, 46):  # a minute each
         clock.now += 60
         if schedule.due(step):
-            found.append(step)
+            saved.append(step)
             schedule.started()
-    assert found == due
+    assert saved == due
 
 
 def test_never_and_by_time_contradict_each_other() -> None:

@@ -30,7 +30,8 @@ from trainer.data.preferences import read_pairs
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import build_tokenizer
 from trainer.rewards.rules.gsm8k import gsm8k
-from trainer.runs.offline.dpo import pair_batch
+from trainer.runs.offline.dpo import completions_of
+from trainer.runs.offline.run import completion_batch
 from trainer.runs.offline.sft import SftConfig
 
 
@@ -79,10 +80,10 @@ def test_a_policy_gradient_step_with_its_weights_equals_a_step_on_the_loss(
         preference_pairs(log_probs.detach(), reference, mask), mask, chosen.losses
     )
     token_losses = ppo(log_probs, log_probs.detach(), advantages, mask, 0.2, None, None, 3.0).loss
-    (found,) = torch.autograd.grad(
+    (gradient,) = torch.autograd.grad(
         aggregate(token_losses, mask, "seq-mean-token-sum", GlobalCount(int(mask.sum()), 6)), log_probs
     )
-    assert_close(found, expected)
+    assert_close(gradient, expected)
     assert_close(losses, torch.stack(expected_losses).detach())
 
 
@@ -128,7 +129,7 @@ def test_responses_are_text_or_messages_and_end_with_the_end_token(tmp_path: Pat
     (pair,) = read_pairs([path], tokenizer, DataConfig())
     assert tokenizer.decode(pair.chosen.response) == "3<|end|>"
     assert tokenizer.decode(pair.rejected.response) == "44<|end|>"
-    batch = pair_batch([pair])
+    batch = completion_batch(completions_of([pair]))
     assert batch.response_mask.sum(dim=1).tolist() == [2, 3]
 
 

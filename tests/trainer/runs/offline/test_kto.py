@@ -56,10 +56,10 @@ def test_a_policy_gradient_step_with_its_weights_equals_a_step_on_the_loss(
     responses = Labelled(log_ratios(log_probs.detach(), reference, mask), DESIRABLE, kl)
     advantages, losses = unpaired_advantages(responses, mask, settings.losses)
     token_losses = ppo(log_probs, log_probs.detach(), advantages, mask, 0.2, None, None, 3.0).loss
-    (found,) = torch.autograd.grad(
+    (gradient,) = torch.autograd.grad(
         aggregate(token_losses, mask, "seq-mean-token-sum", GlobalCount(int(mask.sum()), 6)), log_probs
     )
-    assert_close(found, expected)
+    assert_close(gradient, expected)
     assert_close(losses, torch.stack(expected_losses).detach())
 
 

@@ -24,7 +24,7 @@ def test_workers_take_one_step_per_batch_without_critic_and_reference() -> None:
     assert config.actor.mini_batch_size == 8
     assert not config.needs_critic
     assert not config.needs_reference
-    assert config.data.max_prompt_length + config.data.max_response_length == 1024
+    assert sum(config.longest_row) == 1024
 
 
 @given(seed=seeds)

@@ -46,7 +46,7 @@ def test_files_without_worked_answers_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "message"),
     [
         ({"extra_info": {"split": "train"}}, r"no extra_info\.answer"),
         ({"extra_info": {"answer": 3}}, r"extra_info\.answer is int instead of text"),
@@ -55,15 +55,15 @@ def test_files_without_worked_answers_are_named(tmp_path: Path) -> None:
         ({"prompt": []}, "the prompt is empty"),
     ],
 )
-def test_a_row_without_a_worked_answer_is_named(tmp_path: Path, change: dict[str, Any], what: str) -> None:
+def test_a_row_without_a_worked_answer_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     row = {
         "prompt": [{"role": "user", "content": "How many are 1 + 2?"}],
         "reward_model": {"style": "rule", "ground_truth": "3"},
         "extra_info": {"answer": "#### 3"},
     }
     file = tmp_path / "train.jsonl"
-    file.write_text("".join(json.dumps(one) + "\n" for one in (row, {**row, **change})))
-    with pytest.raises(DataError, match=rf"train\.jsonl, row 1: {what}"):
+    file.write_text("".join(json.dumps(line) + "\n" for line in (row, {**row, **change})))
+    with pytest.raises(DataError, match=rf"train\.jsonl, row 1: {message}"):
         make_warm_start(WarmStartConfig(train_files=[file], validation_files=[file], output=tmp_path / "model"))
 
 

@@ -41,8 +41,8 @@ def make_actor(
             return engine
 
         def send(self, *_: nn.Module) -> None:
-            found = checkpoints(config.trainer.output_dir / str(config.trainer.run_id))
-            if found if updates == "saved" else self.engine.updates >= int(updates):
+            saved = checkpoints(config.trainer.output_dir / str(config.trainer.run_id))
+            if saved if updates == "saved" else self.engine.updates >= int(updates):
                 mark.write_text(str(self.engine.updates))
                 os.kill(os.getpid(), number)
             elif updates == "saved":

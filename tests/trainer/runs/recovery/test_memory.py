@@ -144,8 +144,8 @@ def test_ranks_with_mocked_full_memory_are_restarted_and_learn_the_same(runs: Ru
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert sum(row.get("memory/lowered_limits", 0) for row in rows) == 1
     assert_close(final_weights(run), final_weights(undisturbed), rtol=1e-4, atol=1e-5)
-    found = state_of(run.directory / "checkpoints" / "step_000003")["lowered"]
-    assert [(limit["setting"], limit["before"]) for limit in found] == [(SETTING, 100_000)]
+    limits = state_of(run.directory / "checkpoints" / "step_000003")["lowered"]
+    assert [(limit["setting"], limit["before"]) for limit in limits] == [(SETTING, 100_000)]
     ((limit,),) = read_certificate(run.directory).lowered.values()
     assert limit.startswith(f"{SETTING}=")
 

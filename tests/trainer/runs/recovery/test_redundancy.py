@@ -13,14 +13,12 @@ from tests.trainer.runs.recovery import signalled_rank
 from tests.trainer.whole_run import Runs
 from tests.training_state import training_state
 from trainer.config.sections.trainer import TrainerConfig
-from trainer.config.sections.watchdogs import WatchdogsConfig
 from trainer.config.tree import Config
 from trainer.errors import LostRankError, MemoryFullError, WorkerError
-from trainer.runs.ppo import Controller
+from trainer.runs.ppo import PpoStep
 from trainer.runs.recovery import redundancy
 from trainer.runs.recovery.memory import MOST_RESTARTS, restarted
 from trainer.runs.recovery.redundancy import Copies
-from trainer.runs.recovery.watchdogs import Watchdogs
 from trainer.runs.workers import TrainingGroups
 
 PROGRAM = Path(signalled_rank.__file__)
@@ -45,9 +43,9 @@ def test_a_run_whose_actor_rank_is_killed_in_an_update_ends_like_an_undisturbed_
     assert rows[3]["time/recovery"] > 0
     for step in range(5):
         assert run.results(step) == undisturbed.results(step)
-    samples = [one.directory / "samples.jsonl" for one in (undisturbed, run)]
+    samples = [compared.directory / "samples.jsonl" for compared in (undisturbed, run)]
     assert samples[0].read_text() == samples[1].read_text()
-    before, after = (load_file(one.directory / "model" / "model.safetensors") for one in (undisturbed, run))
+    before, after = (load_file(compared.directory / "model" / "model.safetensors") for compared in (undisturbed, run))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -100,25 +98,24 @@ def test_a_checkpoint_that_is_being_written_is_given_up_only_before_ranks_are_re
     assert events == expected
 
 
-class RecoveredRun(Controller):
-    """A run whose copies are of the weights after seven updates. `sent` are the versions that its engines got later."""
-
-    def __init__(self) -> None:
-        self.kl_coefficient, self.after_update, self.exact_matches = 0.0, {}, []
-        self.watchdogs = Watchdogs(WatchdogsConfig())
-        self.pipeline = SimpleNamespace(paused=nullcontext)  # type: ignore[assignment]
-        self.sent: list[int] = []
-        self.engines: Any = SimpleNamespace(version=7, reconnect=lambda: self.sent.append(self.engines.version))
-
-
 def test_a_step_that_is_taken_again_after_its_weights_were_sent_is_as_old_as_before() -> None:
     """The staleness of a token counts updates, and that of the interrupted step is undone."""
-    run = RecoveredRun()
-    run.remember()
-    run.engines.version += 1
-    run.return_to(training_state(7))
-    assert run.engines.version == 7
-    assert run.sent == [7]
+    sent: list[int] = []
+    engines, guard = SimpleNamespace(version=7, reconnect=sent.append), SimpleNamespace(snapshot=lambda: lambda: None)
+    session: Any = SimpleNamespace(
+        tracker=None,
+        passes=None,
+        last_step=9,
+        efficiency=None,
+        workers=SimpleNamespace(training=None, on_shared_gpus=False),
+    )
+    idle: Any = SimpleNamespace(paused=nullcontext)
+    parts: tuple[Any, ...] = (None, engines, None, idle, guard, None)
+    steps = PpoStep(Config(), session, *parts)
+    go_back = steps.snapshot()
+    engines.version += 1
+    go_back()
+    assert sent == [7]
 
 
 def test_without_whole_copies_the_run_continues_from_its_last_checkpoint(

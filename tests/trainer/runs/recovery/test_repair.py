@@ -70,13 +70,13 @@ def test_a_replaced_engine_gets_the_broadcast_weights_even_if_the_actor_has_lear
     engines.sync_weights()  # to both again, in a process group that is formed anew
     assert engines.take_repairs() == 0
     learned = engines.generate(REQUESTS)
-    assert all(one.token_ids != another.token_ids for one, another in zip(learned, responses, strict=True))
+    assert all(earlier.token_ids != later.token_ids for earlier, later in zip(learned, responses, strict=True))
     actor.call(ActorRole.update, batch(learned))
     engine_process().kill()
     engines.sync_weights()  # which a peer of the broadcast does not hear
     assert engines.take_repairs() == 1
     after = engines.generate(REQUESTS)
-    assert all(one.token_ids != another.token_ids for one, another in zip(after, learned, strict=True))
+    assert all(earlier.token_ids != later.token_ids for earlier, later in zip(after, learned, strict=True))
 
 
 def batch(responses: Sequence[Response]) -> Batch:

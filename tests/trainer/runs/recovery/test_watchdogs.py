@@ -1,20 +1,20 @@
 """Watchdogs on series of metrics: when they trigger, and their action."""
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from types import SimpleNamespace
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.training_state import training_state
 from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
 from trainer.config.tree import Config
-from trainer.data.dataset import PromptSampler
 from trainer.errors import WatchdogError
 from trainer.runs.checkpoints.manifest import TrainingState
-from trainer.runs.checkpoints.saving import ROUNDS
-from trainer.runs.ppo import Controller
-from trainer.runs.recovery.watchdogs import KINDS, Alarm, Watchdogs, most_severe
+from trainer.runs.recovery.watchdogs import KINDS, Alarm, UpdateGuard, Watchdogs, most_severe
 
 METRICS = {"reward/mean": 0.5, "reference/kl": 0.1, "actor/entropy": 1.0, "rollout/ratio_outside_tenth": 0.0}
 FINE = METRICS | {"memory/node_gib": 8.0}
@@ -45,9 +45,9 @@ def test_one_bad_step_triggers_at_once(name: str, metric: str, value: float) -> 
 
 def test_the_reward_triggers_on_its_deviation_over_a_full_window() -> None:
     swings = [{"reward/mean": 1.0 if step % 2 else -1.0} for step in range(12)]
-    found = rings({}, swings)
-    assert found[:9] == [[]] * 9
-    assert found[9:] == [["reward_deviation"]] * 3
+    alarms_of_steps = rings({}, swings)
+    assert alarms_of_steps[:9] == [[]] * 9
+    assert alarms_of_steps[9:] == [["reward_deviation"]] * 3
     assert rings({"reward_deviation": {"threshold": 1.5}}, swings) == [[]] * 12
 
 
@@ -92,83 +92,89 @@ def test_the_most_severe_action_decides() -> None:
     assert most_severe([alarm("roll_back"), alarm("stop"), alarm("log")]) == "stop"
 
 
-class StoppedRun(Controller):
-    """A run after its second step whose KL ends it in the third, before anything has changed."""
+class Checkpoints:
+    """Stands in for a saver with checkpoints of some steps."""
 
-    def __init__(self) -> None:
-        self._settings = Config().trainer
-        self.stop = SimpleNamespace(check=lambda: None)  # type: ignore[assignment]
-        self.tracker = SimpleNamespace(phase=lambda _: nullcontext())  # type: ignore[assignment]
-        self.saver = SimpleNamespace(healthy=lambda: True, save=self.save)  # type: ignore[assignment]
-        self.watchdogs = Watchdogs(WatchdogsConfig.model_validate({"kl": {"action": "stop"}}))
-        self.after_update = {}
-        self.progress = training_state(2)
-        self._settled, self._unlogged = True, None
-        self.saved: list[int] = []
+    def __init__(self, *steps: int) -> None:
+        self.steps, self.lag, self.schedule = steps, 0, SimpleNamespace(retry=lambda _seconds: None)
 
-    def save(self, state: TrainingState, _rounds: int = ROUNDS) -> None:
-        self.saved.append(state.step)
+    def keep_for_roll_backs(self, lag: int) -> None:
+        self.lag = lag
 
-    def end(self) -> None:
-        """Takes the third step up to its update, and ends as a run does that fails."""
-        try:
-            self.begin_update()
-            self.may_update(3, {"reference/kl": 9.0})
-        finally:
-            self._save_before_ending()
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+    def before(self, step: int) -> Path | None:
+        earlier = [saved for saved in self.steps if saved < step]
+        return Path(f"step_{earlier[-1]}") if earlier else None
 
 
-def test_a_run_that_a_watchdog_stops_saves_its_last_step(caplog: pytest.LogCaptureFixture) -> None:
-    run = StoppedRun()
+def guard(
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    checkpoints: Checkpoints | None = None,
+    load_weights: Callable[[Path], None] = lambda _checkpoint: None,
+) -> UpdateGuard:
+    session: Any = SimpleNamespace(
+        saver=checkpoints or Checkpoints(),
+        load_weights=load_weights,
+        tracker=SimpleNamespace(phase=lambda _name: nullcontext()),
+    )
+    return UpdateGuard(session, WatchdogsConfig.model_validate(settings))
+
+
+def test_a_watchdog_that_stops_raises_an_error_that_names_it() -> None:
     with pytest.raises(WatchdogError, match="watchdog kl: KL to the reference"):
-        run.end()
-    assert run.saved == [2]
-    assert "it failed while it changed the weights" not in caplog.text
+        guard({"kl": {"action": "stop"}}).allows(3, {"reference/kl": 9.0})
 
 
-class ResumableRun(Controller):
-    """A run with a checkpoint in memory and no worker."""
+def test_a_roll_back_loads_the_last_checkpoint_before_the_first_faulty_weights() -> None:
+    """The KL of step 5 measures the weights of step 4."""
+    loaded: list[Path] = []
+    checkpoints = Checkpoints(1, 3, 4)
+    assert not guard({"kl": {"action": "roll_back"}}, checkpoints, loaded.append).allows(5, {"reference/kl": 9.0})
+    assert (loaded, checkpoints.lag) == ([Path("step_3")], 1)
 
-    def __init__(self) -> None:
-        self.config = Config()
-        self._settings, self._dump, self._lowered = self.config.trainer, {}, ()
-        self.engines = SimpleNamespace(start=lambda: None)  # type: ignore[assignment]
-        sampler = PromptSampler(8, 1, shuffle=False, seed=0)
-        self.pipeline = SimpleNamespace(sampler_state=sampler.state_dict)  # type: ignore[assignment]
-        self._sampler = sampler
-        self.records = SimpleNamespace(truncate=lambda _: None)  # type: ignore[assignment]
-        self.kl_coefficient, self.exact_matches = 0.0, []
-        self.watchdogs, self.after_update = Watchdogs(self.config.watchdogs), {}
 
-    def take(self, step: int) -> list[str]:
-        """The watchdogs that ring in a step. The reward swings, memory grows, and each update spoils the entropy."""
-        metrics = {"reward/mean": 4.0 * (step % 2), "rollout/ratio_outside_tenth": math.nan}
-        self.may_update(step, metrics)
-        self.after_update = {"actor/entropy": 0.0}
-        return [name.removeprefix("watchdog/") for name in metrics if name.startswith("watchdog/")]
+def alarms(watched: UpdateGuard, step: int) -> list[str]:
+    """The watchdogs that ring in a step. The reward swings, memory grows, and each update spoils the entropy."""
+    metrics = {"reward/mean": 4.0 * (step % 2), "rollout/ratio_outside_tenth": math.nan}
+    watched.allows(step, metrics)
+    watched.updated({"actor/entropy": 0.0})
+    return [name.removeprefix("watchdog/") for name in metrics if name.startswith("watchdog/")]
 
-    def resumed(self) -> "ResumableRun":
-        """A run that continues from a checkpoint after the last step."""
-        run = ResumableRun()
-        run.begin(TrainingState.model_validate_json(self.state(9).model_dump_json()))
-        return run
+
+def resumed(watched: UpdateGuard) -> UpdateGuard:
+    """One that continues from a checkpoint after the last step."""
+    state = training_state(9).model_copy(update=watched.state())
+    again = guard()
+    again.resume(TrainingState.model_validate_json(state.model_dump_json()))
+    return again
 
 
 def test_a_resumed_run_rings_in_the_same_steps_as_one_that_goes_on() -> None:
-    run = ResumableRun()
-    found = [run.take(step) for step in range(1, 10)]
-    assert found == [["ratio_drift"], *[["entropy", "ratio_drift"]] * 8]
-    resumed = run.resumed()
-    assert run.take(10) == resumed.take(10) == ["reward_deviation", "entropy", "ratio_drift"]
+    watched = guard()
+    assert [alarms(watched, step) for step in range(1, 10)] == [["ratio_drift"], *[["entropy", "ratio_drift"]] * 8]
+    again = resumed(watched)
+    assert alarms(watched, 10) == alarms(again, 10) == ["reward_deviation", "entropy", "ratio_drift"]
+
+
+def test_a_step_that_is_taken_again_rings_as_before() -> None:
+    watched = guard()
+    for step in range(1, 10):
+        alarms(watched, step)
+    go_back = watched.snapshot()
+    for _ in range(2):
+        assert alarms(watched, 10) == ["reward_deviation", "entropy", "ratio_drift"]
+        go_back()
 
 
 def test_a_resumed_run_measures_the_growth_of_memory_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes are new, and perhaps its node."""
     used = iter(range(0, 100 * 2**30, 2**30))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(used=next(used)))
-    run = ResumableRun()
-    assert ["memory_growth" in run.take(step) for step in range(1, 51)] == [False] * 49 + [True]
-    assert "memory_growth" not in run.resumed().take(51)
+    watched = guard()
+    assert ["memory_growth" in alarms(watched, step) for step in range(1, 51)] == [False] * 49 + [True]
+    assert "memory_growth" not in alarms(resumed(watched), 51)
 
 
 def test_every_watchdog_has_settings_and_a_roll_back_needs_checkpoints() -> None:

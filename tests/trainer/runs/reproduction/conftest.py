@@ -35,9 +35,9 @@ def write_inputs(directory: Path) -> None:
 
 
 def settings(directory: Path, **trainer: Any) -> Config:
-    own = TrainerConfig(output_dir=directory, run_id="run", total_steps=4, **trainer)
+    section = TrainerConfig(output_dir=directory, run_id="run", total_steps=4, **trainer)
     data = DataConfig(train_files=[directory / "data.jsonl"], cache_dir=directory / "cache")
-    return Config(model=ModelConfig(path=directory / "model"), data=data, trainer=own)
+    return Config(model=ModelConfig(path=directory / "model"), data=data, trainer=section)
 
 
 def certify(run: Path, config: Config, steps: tuple[int, ...], checkpoint: Path | None = None) -> Certificate:

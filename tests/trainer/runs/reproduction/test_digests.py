@@ -43,8 +43,8 @@ def test_a_digest_changes_with_every_bit_name_type_and_shape() -> None:
 
 def test_a_digest_is_the_documented_one() -> None:
     """Computed by hand from the docstring of `weights_digest`."""
-    own = hashlib.sha256(b'["x", "int8", [2]]\n\x01\xff').hexdigest()
-    expected = hashlib.sha256(f"x {own}\n".encode()).hexdigest()
+    digest = hashlib.sha256(b'["x", "int8", [2]]\n\x01\xff').hexdigest()
+    expected = hashlib.sha256(f"x {digest}\n".encode()).hexdigest()
     assert weights_digest([{"x": torch.tensor([1, -1], dtype=torch.int8)}]) == expected
 
 

@@ -46,8 +46,8 @@ def test_asynchronous_runs_and_unknown_steps_are_not_replayed(run: Path, tmp_pat
 
 def test_a_replay_writes_nothing_where_the_run_wrote(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    own = {"dir": tmp_path / "trajectories", "validation_dir": tmp_path / "validations", "freq": 2}
-    config = settings(tmp_path, trajectories=own, profiler={"dir": tmp_path / "traces"}, loggers=["wandb"])
+    folders = {"dir": tmp_path / "trajectories", "validation_dir": tmp_path / "validations", "freq": 2}
+    config = settings(tmp_path, trajectories=folders, profiler={"dir": tmp_path / "traces"}, loggers=["wandb"])
     run = tmp_path / "run"
     run.mkdir()
     repeated = settings_of(Config, certify(run, config, steps=(1,)), run, tmp_path / "again").trainer
@@ -77,7 +77,7 @@ CUT_OFF = {"step": 2, "reward/mean": 0.5, "trainer/interrupted": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("row", "found"),
+    ("row", "expected"),
     [
         (WHOLE, []),
         (CUT_OFF, []),
@@ -87,22 +87,22 @@ CUT_OFF = {"step": 2, "reward/mean": 0.5, "trainer/interrupted": 1.0}
         (CUT_OFF | {"watchdog/memory_growth": 1.0}, []),
         (CUT_OFF | {"watchdog/kl": 1.0}, ["step 2: watchdog/kl: 1.0 / None"]),
         ({"step": 2, "trainer/interrupted": 1.0, **WHOLE, "validation/exact_match": 0.5}, ["exact_match: 0.5 / 0.25"]),
-        ({name: own for name, own in WHOLE.items() if "validation" not in name}, ["exact_match: None / 0.25"]),
+        ({name: value for name, value in WHOLE.items() if "validation" not in name}, ["exact_match: None / 0.25"]),
     ],
 )
 def test_a_replay_misses_only_what_a_run_was_interrupted_before(
-    run: Path, row: dict[str, float], found: list[str]
+    run: Path, row: dict[str, float], expected: list[str]
 ) -> None:
     """A step that was interrupted after its update is not taken again: its row lacks what is measured later."""
     certificate, repeated = read_certificate(run), run.parent / "run-replay"
     shutil.copytree(run, repeated)
     (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (repeated / "metrics.jsonl").write_text(json.dumps(WHOLE) + "\n")
-    for one, other in ((run, repeated), (repeated, run)):
-        differences = compare(one, certificate, other, 2).differences
-        assert len(differences) == len(found)
+    for first, second in ((run, repeated), (repeated, run)):
+        differences = compare(first, certificate, second, 2).differences
+        assert len(differences) == len(expected)
     differences = compare(run, certificate, repeated, 2).differences
-    assert all(line.endswith(end) for line, end in zip(differences, found, strict=True))
+    assert all(line.endswith(end) for line, end in zip(differences, expected, strict=True))
 
 
 def test_a_replay_on_other_hardware_is_refused(tmp_path: Path) -> None:

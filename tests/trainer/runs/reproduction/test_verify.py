@@ -53,7 +53,7 @@ def test_a_run_is_as_certified(run: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "message"),
     [
         (lambda run: flip_last_byte(run.parent / "data.jsonl"), "data.train_files.0: {parent}/data.jsonl changed"),
         (lambda run: (run.parent / "data.jsonl").unlink(), "data.train_files.0: {parent}/data.jsonl is missing"),
@@ -78,13 +78,13 @@ def test_a_run_is_as_certified(run: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_verify_names_what_differs(
-    run: Path, change: Callable[[Path], object], found: str, capsys: pytest.CaptureFixture[str]
+    run: Path, change: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(run)
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(run)])
     assert ended.value.code == 1
-    assert found.format(parent=run.parent) in capsys.readouterr().out
+    assert message.format(parent=run.parent) in capsys.readouterr().out
 
 
 def test_an_exported_model_carries_the_certificate_of_its_run(run: Path) -> None:
@@ -95,12 +95,16 @@ def test_an_exported_model_carries_the_certificate_of_its_run(run: Path) -> None
     assert verify(run) == [f"{exported}: no {CERTIFICATE} there"]
     content = certify_model(exported, certificate, 1)
     assert verify(run) == []
-    own = read_certificate(exported)
-    assert own.weights(1)["model"] == content["model"]
-    assert (own.inputs, own.software, own.seed) == (certificate.inputs, certificate.software, certificate.seed)
+    of_model = read_certificate(exported)
+    assert of_model.weights(1)["model"] == content["model"]
+    assert (of_model.inputs, of_model.software, of_model.seed) == (
+        certificate.inputs,
+        certificate.software,
+        certificate.seed,
+    )
     flip_last_byte(exported / "model.safetensors")
-    (found,) = verify(run)
-    assert found.startswith(f"{exported}: other weights of model")
+    (line,) = verify(run)
+    assert line.startswith(f"{exported}: other weights of model")
     edited(exported, run="another")
     assert verify(run)[0] == f"{exported} is of the run another"
 

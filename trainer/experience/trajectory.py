@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import TYPE_CHECKING
 
 from trainer.algorithms.truncation import WHOLE, Truncation
-from trainer.experience.environment import ConversationEnvironment
+from trainer.experience.environment import ConversationEnvironment, Program
 from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Response, SamplingRequest
-
-if TYPE_CHECKING:
-    from trainer.experience.programs.host import ProgramAgent
 
 
 @dataclass
@@ -41,7 +37,7 @@ class Trajectory:
     truncated: bool = False
     home: int = 0
     answering: bool = False
-    environment: "ConversationEnvironment | ProgramAgent | None" = None
+    environment: ConversationEnvironment | Program | None = None
     scored: Scored | None = None
     truncation: Truncation = WHOLE
     with_log_probs: bool = True

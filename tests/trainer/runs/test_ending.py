@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from trainer.errors import CheckpointError
-from trainer.runs.checkpoints import final_model
-from trainer.runs.checkpoints.final_model import write_final_model
+from trainer.runs import ending
 from trainer.runs.checkpoints.saving import RETRY_SECONDS
+from trainer.runs.ending import write_final_model
 
 
 class FakeSaver:
@@ -42,7 +42,7 @@ class FakeActor:
 
 @pytest.fixture(autouse=True)
 def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(final_model, "wait_while", lambda *_: [])
+    monkeypatch.setattr(ending, "wait_while", lambda *_: [])
 
 
 def write(actor: FakeActor, saver: FakeSaver, *run_directories: Path) -> Path:
