@@ -29,15 +29,15 @@ def repeat_tokens(worker: Any) -> None:
     model = worker.model_runner.get_model().model
     vocabulary, width = model.embed_tokens.weight.shape
     variance = model.embed_tokens.weight.float().var().item()
-    own = width * variance / math.sqrt(variance + model.norm.variance_epsilon)  # a normalised embedding times itself
-    model.norm.weight.data.fill_((math.log(vocabulary) + 4) / own)
+    logit = width * variance / math.sqrt(variance + model.norm.variance_epsilon)  # a normalised embedding times itself
+    model.norm.weight.data.fill_((math.log(vocabulary) + 4) / logit)
 
 
 def same_share(responses: list[Any], expected: list[Any]) -> float:
     """Of the tokens of all responses, the share before the first that differs."""
     same = total = 0
-    for one, other in zip(responses, expected, strict=True):
-        pairs = list(zip(one.token_ids, other.token_ids, strict=True))
+    for response, other in zip(responses, expected, strict=True):
+        pairs = list(zip(response.token_ids, other.token_ids, strict=True))
         same += next((place for place, (token, wanted) in enumerate(pairs) if token != wanted), len(pairs))
         total += len(pairs)
     return same / total

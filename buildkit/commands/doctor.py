@@ -36,9 +36,9 @@ def open_or_none(project: Path | None) -> tuple[Matrix | None, list[HostCheck]]:
 
 def show(checks: list[HostCheck]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("check", "status", "found", "fix"):
+    for column in ("check", "status", "value", "fix"):
         table.add_column(column, overflow="fold")
     for check in checks:
         style = STYLES[check.status]
-        table.add_row(check.check, f"[{style}]{check.status}[/]", escape(check.found), escape(check.fix))
+        table.add_row(check.check, f"[{style}]{check.status}[/]", escape(check.value), escape(check.fix))
     table_console().print(table)

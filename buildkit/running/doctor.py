@@ -29,7 +29,7 @@ ENGINES = ("docker", "podman")
 class HostCheck:
     check: str
     status: str
-    found: str
+    value: str
     fix: str = ""
 
 

@@ -94,7 +94,7 @@ def test_a_host_without_any_program_fails_with_a_message() -> None:
     done = doctor("--json", PATH="/nonexistent")
     assert done.returncode == 1
     document = json.loads(done.stdout)
-    assert all(set(entry) == {"check", "status", "found", "fix"} for entry in document)
+    assert all(set(entry) == {"check", "status", "value", "fix"} for entry in document)
     assert all(entry["status"] in (OK, WARN, FAIL) for entry in document)
     assert next(entry for entry in document if entry["check"] == "engine")["status"] == FAIL
     assert done.stderr == ""
@@ -111,7 +111,7 @@ def test_a_hanging_engine_does_not_block_the_doctor(tmp_path: Path) -> None:
     (tmp_path / "docker").chmod(0o755)
     done = doctor("--json", PATH=str(tmp_path))
     result = next(entry for entry in json.loads(done.stdout) if entry["check"] == "engine")
-    assert "docker" in result["found"]
+    assert "docker" in result["value"]
 
 
 def test_outside_a_checkout_the_host_is_still_checked(tmp_path: Path) -> None:

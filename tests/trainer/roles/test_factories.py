@@ -13,5 +13,5 @@ print(sorted({"torch", "vllm", "transformers"} & sys.modules.keys()))
 
 def test_the_factories_import_neither_torch_nor_vllm() -> None:
     root = Path(__file__).parents[3]
-    found = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=120)
-    assert found.stdout.strip() == "[]", found.stderr
+    result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=120)
+    assert result.stdout.strip() == "[]", result.stderr
