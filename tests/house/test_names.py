@@ -22,8 +22,8 @@ def bound(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def sources() -> Iterator[Path]:
-    for file in (file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))):
-        yield file
+    for room in ROOMS:
+        yield from sorted((ROOT / room).rglob("*.py"))
 
 
 def test_variables_have_names_that_say_something() -> None:
