@@ -9,7 +9,7 @@ from uv import find_uv_bin
 from buildkit.host.files import link
 from buildkit.host.settings import HostSettings
 from buildkit.images.parent import OWN_STAGE, Parent
-from buildkit.images.plan import CHIPS, CODE
+from buildkit.images.plan import CHIPS, CODE, require_code
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile, render_extension
 from buildkit.recipe.extension import LEFT_OUT, LockedExtension
 from buildkit.recipe.lock import STANDS_FOR, Lock
@@ -40,8 +40,9 @@ def stage(
 ) -> str:
     """Fills the build context with exactly what goes into the image or is mounted during the build.
 
-    Returns the Dockerfile.
+    Returns the Dockerfile. Raises `MatrixError` for a project without a part of the code.
     """
+    require_code(matrix.root)
     stage_installer(context, matrix, variant)
     manifest = image_manifest(matrix, variant, provider, lock)
     labels = image_labels(matrix, variant, manifest)

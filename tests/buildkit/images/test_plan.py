@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from buildkit.cli import app
-from buildkit.errors import LockError
+from buildkit.errors import LockError, MatrixError
 from buildkit.host.accelerators import same_cuda_major
 from buildkit.images.plan import LastBuild, Plan, last_build, make_plan, record_build
 from buildkit.recipe.lock import Deb, Lock, PackageChange, Pin, WheelFacts, format_lock, parse_lock
 from buildkit.recipe.lock_file import lock_path, read_lock
-from buildkit.recipe.matrix import Matrix
+from buildkit.recipe.matrix import Matrix, load_matrix
 
 LOCKS = sorted((Path(__file__).parents[3] / "images" / "locks").glob("*/*.txt"))
 
@@ -83,6 +83,15 @@ def test_a_code_change_rebuilds_only_the_last_layer(matrix: Matrix, tmp_path: Pa
     assert planned(matrix, lock, tmp_path, "cpu").changed == ()
     record_build(replace(before, layers=(*before.layers[:-1], replace(before.layers[-1], key="other"))), lock, tmp_path)
     assert planned(matrix, lock, tmp_path, "cpu").changed == ("code",)
+
+
+@pytest.mark.parametrize("missing", ["entrypoints", "trainer", "images/chips.toml"])
+def test_a_project_without_a_part_of_the_code_is_refused(project: Path, tmp_path: Path, missing: str) -> None:
+    (project / "images" / "chips.toml").unlink()
+    for name in {"entrypoints", "trainer", "images/chips.toml"} - {missing}:
+        (project / name).symlink_to(Path(__file__).parents[3] / name)
+    with pytest.raises(MatrixError, match=f"{project} has no {missing}, which"):
+        planned(load_matrix(project), Lock(), tmp_path, "cpu")
 
 
 def test_a_changed_pin_rebuilds_its_layer_and_those_above(matrix: Matrix, tmp_path: Path) -> None:
