@@ -3,11 +3,17 @@
 import os
 import sys
 
+from buildkit.errors import MatrixError
 from buildkit.recipe.project import own_project
 
 
 def main() -> None:
     """Replaces this process. Programs that `launch` starts find `trainer` by the same PYTHONPATH."""
-    paths = (str(own_project()), os.environ.get("PYTHONPATH"))
+    try:
+        project = own_project()
+    except MatrixError as error:
+        sys.stderr.write(f"error: {error}\n\nhint: {error.hint}\n")
+        sys.exit(error.exit_code)
+    paths = (str(project), os.environ.get("PYTHONPATH"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.execv(sys.executable, [sys.executable, "-P", "-m", "entrypoints", *sys.argv[1:]])

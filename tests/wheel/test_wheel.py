@@ -175,12 +175,15 @@ def test_the_installed_locks_are_not_changed(installed: Installed) -> None:
     assert "--project" in done.stderr
 
 
-def test_an_installation_without_its_data_says_what_is_missing(environment: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "argument"), [("buildkit.cli", "targets"), ("buildkit.launch", "explain")])
+def test_an_installation_without_its_data_says_what_is_missing(
+    environment: Path, tmp_path: Path, module: str, argument: str
+) -> None:
     damaged = tmp_path / "damaged"
     (packages,) = environment.glob("lib/python*/site-packages")
     shutil.copytree(packages / "buildkit", damaged / "buildkit", ignore=shutil.ignore_patterns("project"))
-    code = f"import sys; sys.path.insert(0, {str(damaged)!r}); from buildkit.cli import main; main()"
-    done = run(environment / "bin" / "python", "-c", code, "targets", cwd=tmp_path)
+    code = f"import sys; sys.path.insert(0, {str(damaged)!r}); from {module} import main; main()"
+    done = run(environment / "bin" / "python", "-c", code, argument, cwd=tmp_path)
     assert done.returncode == 3
     assert str(damaged / "buildkit" / "project" / "images" / "matrix.toml") in done.stderr
     assert "Traceback" not in done.stderr
