@@ -15,8 +15,8 @@ from buildkit.commands.arguments import command
 from buildkit.commands.options import (
     ImageName,
     Project,
-    PytestArguments,
     SigningKey,
+    SmokeTestArguments,
     TargetName,
     VariantName,
     errors,
@@ -42,7 +42,7 @@ class CertifyArguments:
         Path | None, typer.Option(help="File for the certificate. Default: TARGET-VARIANT-CHIP.json, here.")
     ] = None
     project: Project = None
-    pytest_arguments: PytestArguments = field(default_factory=list)
+    pytest_arguments: SmokeTestArguments = field(default_factory=list)
 
     def check(self) -> Signer | None:
         """The signer. Raises errors that would otherwise come after the trials."""

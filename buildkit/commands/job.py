@@ -41,7 +41,7 @@ class JobArguments:
     ] = field(default_factory=list)
     nodes: Annotated[
         int,
-        typer.Option(min=1, help="Number of nodes: containers on a network of their own, or machines of a cluster."),
+        typer.Option(min=1, help="Number of nodes. `run` simulates several by containers on a network of their own."),
     ] = 1
     variant: VariantName = None
     image: ImageName = None
@@ -52,7 +52,7 @@ class JobArguments:
     output: Annotated[Path | None, typer.Option("--output", help="Folder for results, mounted at /runs.")] = None
     env: Variables = field(default_factory=list)
     name: Annotated[
-        str | None, typer.Option("--name", help="Job name. Containers are named NAME-node0, NAME-node1, …")
+        str | None, typer.Option("--name", help="Job name. `run` names its containers NAME-node0, NAME-node1, …")
     ] = None
     gpus: Annotated[
         int | None, typer.Option("--gpus", min=1, help="GPUs per node, if the job runs on other machines.")

@@ -73,9 +73,9 @@ RegistryCa = Annotated[
 
 SigningKey = Annotated[
     str | None,
-    typer.Option("--key", envvar="SLIPWAY_SIGN_KEY", help="cosign's key: a file, or env://, awskms:// and so on."),
+    typer.Option("--key", envvar="SLIPWAY_SIGN_KEY", help="cosign's key to sign with: a file, or env://, awskms:// …"),
 ]
-PytestArguments = Annotated[list[str], typer.Argument(help="Passed on to pytest, after `--`.")]
+SmokeTestArguments = Annotated[list[str], typer.Argument(help="Passed on to pytest for the smoke tests, after `--`.")]
 
 
 @dataclass(frozen=True, kw_only=True)

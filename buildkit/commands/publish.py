@@ -11,9 +11,9 @@ from buildkit.commands.options import (
     AsJson,
     BaseChoice,
     Project,
-    PytestArguments,
     RegistryCa,
     SigningKey,
+    SmokeTestArguments,
     VariantName,
     emit,
     errors,
@@ -66,7 +66,7 @@ class PublishArguments:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and ask nobody.")] = False
     as_json: AsJson = False
     project: Project = None
-    pytest_arguments: PytestArguments = field(default_factory=list)
+    pytest_arguments: SmokeTestArguments = field(default_factory=list)
 
     def check(self) -> Reference:
         """The repository. Raises `UsageError` for arguments that contradict each other."""
