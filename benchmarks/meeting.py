@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +25,8 @@ from entrypoints.host.network.agreement import odd_ones
 from entrypoints.hostlist import expand
 from entrypoints.job.meeting import Meeting
 from entrypoints.options import Options
-from entrypoints.wire.channel import LONGEST_LINE, Channel
 from entrypoints.wire.handshake import introduce
-from entrypoints.wire.network import resolve
+from entrypoints.wire.reach import reach_head
 
 SIZES = (2, 8, 64, 256, 1024)
 PORT = 20_999
@@ -77,6 +76,12 @@ class HeadNode:
     def fail(self, error: Exception) -> None:
         raise error
 
+    def certify(self, _request: object) -> None:
+        """No node has asked for a certificate."""
+
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background = asyncio.create_task(work)
+
 
 async def lead(count: int, start_workers: Any) -> dict[str, float]:
     node = HeadNode(count)
@@ -104,9 +109,8 @@ def follow_all(count: int) -> None:
     async def follow(rank: int) -> None:
         hosts = expand(f"n[0-{count - 1}]")
         assert rank_of(ProcessView(variables={}, hostname=f"n{rank}"), hosts, "hosts") == rank
-        address = (await resolve("localhost", PORT))[0]
-        channel = Channel(*await asyncio.open_connection(address, PORT, limit=LONGEST_LINE))
-        await introduce(channel, TOKEN, hello(rank, count))
+        channel = await reach_head(["localhost"], PORT, TOKEN, rank=rank, hostname=f"n{rank}", within=120, source=None)
+        await introduce(channel, hello(rank, count))
         while "exit" not in await channel.receive():
             pass
         await channel.close()
