@@ -301,12 +301,24 @@ def _command(words: list[str]) -> tuple[str, ...]:
     if first == "--":
         return tuple(rest)
     if first == "train":
+        _check_not_shadowed(Path.cwd())
         return (sys.executable, "-m", "trainer", "train", *rest)
     raise UsageError(
         f"{first!r} after options is not a command of launch",
         f"{did_you_mean(first, COMMANDS, '`launch OPTIONS {} ...`')}write `launch OPTIONS -- {' '.join(words)}` to run "
         "it on the cluster, or leave out the options to run it without one",
     )
+
+
+def _check_not_shadowed(directory: Path) -> None:
+    """Raise UsageError if Python would import the user's `trainer` from the current directory, here and in Ray's
+    workers."""
+    for module in (directory / "trainer.py", directory / "trainer" / "__init__.py"):
+        if module.exists() and directory.resolve() != Path(__file__).resolve().parents[1]:
+            raise UsageError(
+                f"{module} hides the module `trainer` of the image",
+                "rename it, or run the command from another directory",
+            )
 
 
 def _variable(variables: Mapping[str, str], name: str, convert: Callable[[str], T]) -> T | None:

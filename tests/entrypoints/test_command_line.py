@@ -198,6 +198,19 @@ def test_explain_imports_no_heavy_package() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.parametrize("module", ["trainer.py", "trainer/__init__.py"])
+def test_a_module_that_hides_the_trainer_is_named(tmp_path: Path, module: str) -> None:
+    """Python, and Ray's workers after it, import from the current directory first."""
+    file = tmp_path / module
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+    launch = [sys.executable, "-m", "entrypoints", "--no-ray", "train", "x=1"]
+    ended = subprocess.run(launch, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert f"error: {file} hides the module `trainer`" in ended.stderr
+
+
 def test_explain_can_take_another_nodes_view(start: Start) -> None:
     ended = start("--hosts", "gpu-[0-3]", "explain", "--json", "--hostname", "gpu-2", "--", "echo", "--json").wait()
     document = json.loads(ended.stdout)
