@@ -22,6 +22,8 @@ HOSTS = (
     Flag("env", "SLIPWAY_HOSTS", "the nodes, head first, from your environment"),
     Flag("env", "SLIPWAY_TOKEN", "the job's shared secret, from your environment"),
 )
+MAKE_TOKEN = "openssl rand -hex 32"
+PASTED_TOKEN = "SLIPWAY_TOKEN=THE_SECRET"  # `launch` refuses a secret as short as this
 TERMINAL = (
     Flag("interactive", "", "your input reaches the command"),
     Flag("tty", "", "your terminal"),
@@ -53,8 +55,10 @@ def hosts_first(request: RunRequest) -> str:
     if request.nodes == 1:
         return ""
     return (
+        "# Make the job's secret once, on one machine only:\n"
+        f"#   {MAKE_TOKEN}\n"
         f"# Run this on each of the {request.nodes} machines, after setting the same values on all of them:\n"
-        "#   export SLIPWAY_HOSTS=first-host,second-host SLIPWAY_TOKEN=$(openssl rand -hex 32)\n"
+        f"#   export SLIPWAY_HOSTS=first-host,second-host {PASTED_TOKEN}\n"
     )
 
 
@@ -182,6 +186,7 @@ def compose_text(request: RunRequest, machine: Machine, _flags: tuple[Flag, ...]
     hosts = ",".join(f"node{rank}" for rank in range(request.nodes))
     late = any(flag.shell for flags in nodes for group in flags.values() for flag in group)
     values = {"request": request, "nodes": nodes, "hosts": hosts, "stop_seconds": STOP_SECONDS, "late_group": late}
+    values |= {"make_token": MAKE_TOKEN, "pasted_token": PASTED_TOKEN}
     return templates(images).get_template("compose.yaml.j2").render(values)
 
 
