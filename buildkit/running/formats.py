@@ -51,14 +51,16 @@ def command_line(program: Iterable[str], flags: Iterable[Flag], arguments: Itera
     return " \\\n  ".join(line for line in lines if line) + "\n"
 
 
-def hosts_first(request: RunRequest) -> str:
+def preparation(request: RunRequest) -> str:
+    """What people do before the command line. Docker would create a missing cache as root."""
+    made = f"mkdir -p {shlex.quote(request.cache)}\n" if request.cache else ""
     if request.nodes == 1:
-        return ""
+        return made
     return (
         "# Make the job's secret once, on one machine only:\n"
         f"#   {MAKE_TOKEN}\n"
         f"# Run this on each of the {request.nodes} machines, after setting the same values on all of them:\n"
-        f"#   export SLIPWAY_HOSTS=first-host,second-host {PASTED_TOKEN}\n"
+        f"#   export SLIPWAY_HOSTS=first-host,second-host {PASTED_TOKEN}\n" + made
     )
 
 
@@ -70,7 +72,7 @@ def joined(request: RunRequest, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
 
 def docker_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
     line = command_line(("docker", "run", "--rm"), joined(request, flags), (request.image, *request.words()))
-    return hosts_first(request) + line
+    return preparation(request) + line
 
 
 def podman_flags(flags: Sequence[Flag], machine: Machine) -> tuple[Flag, ...]:
@@ -85,7 +87,7 @@ def podman_flags(flags: Sequence[Flag], machine: Machine) -> tuple[Flag, ...]:
             translated += [other for other in (ROOTLESS[flag.name],) if other not in translated]
         else:
             translated.append(flag)
-    if machine.selinux and any(flag.name == "device" for flag in translated):
+    if machine.selinux and any(flag.name in ("device", "volume") for flag in translated):
         translated.append(Flag("security-opt", "label=disable", "SELinux otherwise blocks devices and volumes"))
     return tuple(translated)
 
@@ -100,7 +102,7 @@ ROOTLESS = {
 def podman_text(request: RunRequest, machine: Machine, flags: tuple[Flag, ...]) -> str:
     flags = podman_flags(joined(request, flags), machine)
     line = command_line(("podman", "run", "--rm"), flags, (request.image, *request.words()))
-    return hosts_first(request) + line
+    return preparation(request) + line
 
 
 def chosen_gpus(flags: Iterable[Flag]) -> list[Flag]:
@@ -135,9 +137,9 @@ def image_file(image: str, suffix: str) -> str:
 def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
     name = image_file(request.image, ".sif")
     return (
-        hosts_first(request)
-        + f"# {name} is made by `apptainer build {name} docker-daemon:{request.image}`.\n"
-        + "# Devices, /dev/shm, network and limits are the host's: run `ulimit -l unlimited` first.\n"
+        f"# {name} is made by `apptainer build {name} docker-daemon:{request.image}`.\n"
+        "# Devices, /dev/shm, network and limits are the host's: run `ulimit -l unlimited` first.\n"
+        + preparation(request)
         + command_line(("apptainer", "run"), apptainer_flags(flags, request.target), (name, *request.words()))
     )
 
@@ -158,8 +160,8 @@ def enroot_flags(flags: Sequence[Flag]) -> tuple[Flag, ...]:
 def enroot_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
     name = image_file(request.image, ".sqsh")
     return (
-        hosts_first(request)
-        + f"# {name} is made by `enroot import --output {name} dockerd://{request.image}`.\n"
+        f"# {name} is made by `enroot import --output {name} dockerd://{request.image}`.\n"
+        + preparation(request)
         + command_line(("enroot", "start"), enroot_flags(joined(request, flags)), (name, *request.words()))
     )
 
@@ -208,8 +210,8 @@ def kubernetes_text(
         "request": request,
         "flags": grouped(flag for flag in flags if not flag.shell),
         "limits": limits,
-        "volumes": [kubernetes_volume(index, volume) for index, volume in enumerate(request.volumes)],
-        "environment": dict(variable.partition("=")[::2] for variable in request.environment),
+        "volumes": [kubernetes_volume(index, volume) for index, volume in enumerate(request.mounts)],
+        "environment": dict(variable.partition("=")[::2] for variable in request.variables),
         "hosts": ",".join(f"{request.name}-{rank}.{request.name}" for rank in range(request.nodes)),
         "host_network": accelerator.has_gpus and machine.fabric in ("infiniband", "roce"),
         "stop_seconds": STOP_SECONDS,
