@@ -1,13 +1,22 @@
-"""The host's `launch`: starts `entrypoints` of the project that buildkit came with, as images do."""
+"""The host's `launch` and `trainer`: start the code of the project that buildkit came with, as images do."""
 
 import os
 import sys
+from typing import NoReturn
 
 from buildkit.errors import MatrixError
 from buildkit.recipe.project import own_project
 
 
-def main() -> None:
+def launch() -> NoReturn:
+    _become("entrypoints")
+
+
+def trainer() -> NoReturn:
+    _become("trainer")
+
+
+def _become(package: str) -> NoReturn:
     """Replaces this process. Programs that `launch` starts find `trainer` by the same PYTHONPATH."""
     try:
         project = own_project()
@@ -16,4 +25,4 @@ def main() -> None:
         sys.exit(error.exit_code)
     paths = (str(project), os.environ.get("PYTHONPATH"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "entrypoints", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", package, *sys.argv[1:]])

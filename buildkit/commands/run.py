@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from buildkit.commands.arguments import command
-from buildkit.commands.job import JobArguments, start_with, warm_folder
+from buildkit.commands.job import JobArguments, make_cache, of_the_user, start_with, warm_folder
 from buildkit.commands.options import (
     AsJson,
     EngineName,
@@ -100,7 +100,8 @@ class RunArguments:
             raise UsageError(
                 f"--interactive: nobody types to a job of --print {self.shown}", f"one of: {', '.join(TEXTS)}"
             )
-        return replace(request, published=tuple(self.publish), interactive=self.interactive)
+        request = replace(request, published=tuple(self.publish), interactive=self.interactive)
+        return of_the_user(request, self.job.cache, self.shown)
 
     def machine(self) -> Machine:
         """This machine, changed to match the nodes on which the job will run."""
@@ -129,6 +130,7 @@ def run(arguments: RunArguments) -> None:
         request = start_with(request, warm_folder(source, matrix, chosen, request.image, machine, engine))
     if engine:
         refuse_absent_gpus(request, read_machine())
+        request = make_cache(request, job.cache is not None)
         raise typer.Exit(run_nodes(engine, request, machine))
     if arguments.dry_run and not shown:
         sys.stdout.write(preview(ENGINES.get(arguments.engine, Docker), request, machine))

@@ -4,7 +4,7 @@ import sys
 from dataclasses import asdict, dataclass
 
 from buildkit.commands.arguments import command
-from buildkit.commands.job import JobArguments, start_with, warm_folder
+from buildkit.commands.job import JobArguments, of_the_user, start_with, warm_folder
 from buildkit.commands.options import AsJson, Project, WarmCacheArguments, emit, open_matrix
 from buildkit.errors import UsageError
 from buildkit.host.machine import read_machine
@@ -28,6 +28,10 @@ def slurm(arguments: SlurmArguments) -> None:
     matrix = open_matrix(arguments.project)
     chosen = matrix.variant(job.target, job.variant)
     request = job.request(chosen, "slipway")
+    if sbatch.container != "none":
+        request = of_the_user(request, job.cache, "slurm")
+    elif job.cache not in (None, "none"):
+        raise UsageError("--cache needs a container", "set HF_HOME on the nodes, or choose another --container")
     machine = assume(read_machine(), job.target, job.gpus)
     if source := arguments.cache.source:
         if sbatch.container == "none":

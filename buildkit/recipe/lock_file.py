@@ -95,12 +95,20 @@ def parse_lock_file(path: Path, variant: Variant) -> Lock:
         raise LockError(f"{path} cannot be read: {error}", f"make it again with `{lock_command(variant)}`") from error
 
 
+def locked_instead(matrix: Matrix, variant: Variant) -> str:
+    """The variants of the same target that have a lock, as the end of a hint."""
+    variants = matrix.targets[variant.target].variants.values()
+    others = [other for other in variants if lock_path(matrix, other.for_platform(variant.platform)).exists()]
+    named = [f"--variant {other.name}" + ("" if other.trains else ", which cannot train") for other in others]
+    return f"; a lock is here for {' and '.join(named)}" if named else ""
+
+
 def read_lock(matrix: Matrix, variant: Variant) -> Lock:
     """The variant's lock. Raises `LockError` when there is none, or the matrix or the templates have changed since."""
     path, hint = lock_name(matrix, variant), f"run `{lock_command(variant)}`"
     lock = find_lock(matrix, variant)
     if not lock.text:
-        raise LockError(f"{path}: no lock for {variant.stock.identifier}", hint)
+        raise LockError(f"{path}: no lock for {variant.stock.identifier}", hint + locked_instead(matrix, variant))
     if lock.inputs != inputs_digest(matrix, variant):
         raise LockError(f"{path} does not match images/matrix.toml and pyproject.toml any more", hint)
     if lock.template != template_digest(matrix, variant):

@@ -14,6 +14,7 @@ from buildkit.errors import RunError, UsageError
 from buildkit.host.accelerators import ACCELERATORS, TRACE, Devices, Flag
 from buildkit.host.machine import Machine
 from buildkit.host.shared_memory import shm_size
+from buildkit.running.accounts import HUB, HUB_VARIABLE
 
 OPEN_FILES = 2**20
 STOP_SECONDS = 120  # from SIGTERM to SIGKILL: time to write a checkpoint
@@ -27,7 +28,8 @@ GPUS_ASSUMED = 8  # per node, if this machine has none
 class RunRequest:
     """A job. `volumes`, `environment` and `published` are written as in docker; `shm_bytes` and `gpus` are per node.
 
-    `interactive` connects this terminal, or what is piped into us, to the head.
+    `interactive` connects this terminal, or what is piped into us, to the head. `cache` is the host's folder for what
+    comes from the Hugging Face Hub, and `accounts` are the user's variables that containers get by name.
     """
 
     image: str
@@ -37,6 +39,8 @@ class RunRequest:
     volumes: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
+    cache: str = ""
+    accounts: tuple[Flag, ...] = ()
     interactive: bool = False
     user: str | None = None
     shm_bytes: int | None = None
@@ -44,6 +48,16 @@ class RunRequest:
     debug: bool = False
     name: str = field(default_factory=lambda: new_job_name())
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+
+    @property
+    def mounts(self) -> tuple[str, ...]:
+        """The volumes, and that of the cache."""
+        return (*self.volumes, f"{self.cache}:{HUB}") if self.cache else self.volumes
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The environment, and the cache's place in it."""
+        return (*self.environment, f"{HUB_VARIABLE}={HUB}") if self.cache else self.environment
 
     @property
     def is_program(self) -> bool:
@@ -125,10 +139,14 @@ def container_flags(
         flags.append(Flag("cap-add", TRACE, "debuggers attach to other processes in the container"))
     if request.user:
         flags.append(Flag("user", request.user, "files that the job writes belong to you"))
-    flags += [Flag("volume", volume, "asked for") for volume in request.volumes]
+    flags += [Flag("volume", volume, reason(volume, request.volumes)) for volume in request.mounts]
     flags += [Flag("publish", ports, "asked for") for ports in request.published if rank == 0]
-    flags += [Flag("env", variable, "asked for") for variable in request.environment]
-    return tuple(flags)
+    flags += [Flag("env", variable, reason(variable, request.environment)) for variable in request.variables]
+    return (*flags, *request.accounts)
+
+
+def reason(value: str, asked: tuple[str, ...]) -> str:
+    return "asked for" if value in asked else "what comes from the Hugging Face Hub outlives the container"
 
 
 def accelerator_flags(request: RunRequest, machine: Machine, nodes: int, rank: int) -> list[Flag]:

@@ -22,6 +22,8 @@ HOSTS = (
     Flag("env", "SLIPWAY_HOSTS", "the nodes, head first, from your environment"),
     Flag("env", "SLIPWAY_TOKEN", "the job's shared secret, from your environment"),
 )
+MAKE_TOKEN = "openssl rand -hex 32"
+PASTED_TOKEN = "SLIPWAY_TOKEN=THE_SECRET"  # `launch` refuses a secret as short as this
 TERMINAL = (
     Flag("interactive", "", "your input reaches the command"),
     Flag("tty", "", "your terminal"),
@@ -49,12 +51,16 @@ def command_line(program: Iterable[str], flags: Iterable[Flag], arguments: Itera
     return " \\\n  ".join(line for line in lines if line) + "\n"
 
 
-def hosts_first(request: RunRequest) -> str:
+def preparation(request: RunRequest) -> str:
+    """What people do before the command line. Docker would create a missing cache as root."""
+    made = f"mkdir -p {shlex.quote(request.cache)}\n" if request.cache else ""
     if request.nodes == 1:
-        return ""
+        return made
     return (
+        "# Make the job's secret once, on one machine only:\n"
+        f"#   {MAKE_TOKEN}\n"
         f"# Run this on each of the {request.nodes} machines, after setting the same values on all of them:\n"
-        "#   export SLIPWAY_HOSTS=first-host,second-host SLIPWAY_TOKEN=$(openssl rand -hex 32)\n"
+        f"#   export SLIPWAY_HOSTS=first-host,second-host {PASTED_TOKEN}\n" + made
     )
 
 
@@ -66,7 +72,7 @@ def joined(request: RunRequest, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
 
 def docker_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
     line = command_line(("docker", "run", "--rm"), joined(request, flags), (request.image, *request.words()))
-    return hosts_first(request) + line
+    return preparation(request) + line
 
 
 def podman_flags(flags: Sequence[Flag], machine: Machine) -> tuple[Flag, ...]:
@@ -81,7 +87,7 @@ def podman_flags(flags: Sequence[Flag], machine: Machine) -> tuple[Flag, ...]:
             translated += [other for other in (ROOTLESS[flag.name],) if other not in translated]
         else:
             translated.append(flag)
-    if machine.selinux and any(flag.name == "device" for flag in translated):
+    if machine.selinux and any(flag.name in ("device", "volume") for flag in translated):
         translated.append(Flag("security-opt", "label=disable", "SELinux otherwise blocks devices and volumes"))
     return tuple(translated)
 
@@ -96,7 +102,7 @@ ROOTLESS = {
 def podman_text(request: RunRequest, machine: Machine, flags: tuple[Flag, ...]) -> str:
     flags = podman_flags(joined(request, flags), machine)
     line = command_line(("podman", "run", "--rm"), flags, (request.image, *request.words()))
-    return hosts_first(request) + line
+    return preparation(request) + line
 
 
 def chosen_gpus(flags: Iterable[Flag]) -> list[Flag]:
@@ -131,9 +137,9 @@ def image_file(image: str, suffix: str) -> str:
 def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
     name = image_file(request.image, ".sif")
     return (
-        hosts_first(request)
-        + f"# {name} is made by `apptainer build {name} docker-daemon:{request.image}`.\n"
-        + "# Devices, /dev/shm, network and limits are the host's: run `ulimit -l unlimited` first.\n"
+        f"# {name} is made by `apptainer build {name} docker-daemon:{request.image}`.\n"
+        "# Devices, /dev/shm, network and limits are the host's: run `ulimit -l unlimited` first.\n"
+        + preparation(request)
         + command_line(("apptainer", "run"), apptainer_flags(flags, request.target), (name, *request.words()))
     )
 
@@ -154,8 +160,8 @@ def enroot_flags(flags: Sequence[Flag]) -> tuple[Flag, ...]:
 def enroot_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
     name = image_file(request.image, ".sqsh")
     return (
-        hosts_first(request)
-        + f"# {name} is made by `enroot import --output {name} dockerd://{request.image}`.\n"
+        f"# {name} is made by `enroot import --output {name} dockerd://{request.image}`.\n"
+        + preparation(request)
         + command_line(("enroot", "start"), enroot_flags(joined(request, flags)), (name, *request.words()))
     )
 
@@ -182,6 +188,7 @@ def compose_text(request: RunRequest, machine: Machine, _flags: tuple[Flag, ...]
     hosts = ",".join(f"node{rank}" for rank in range(request.nodes))
     late = any(flag.shell for flags in nodes for group in flags.values() for flag in group)
     values = {"request": request, "nodes": nodes, "hosts": hosts, "stop_seconds": STOP_SECONDS, "late_group": late}
+    values |= {"make_token": MAKE_TOKEN, "pasted_token": PASTED_TOKEN}
     return templates(images).get_template("compose.yaml.j2").render(values)
 
 
@@ -203,8 +210,8 @@ def kubernetes_text(
         "request": request,
         "flags": grouped(flag for flag in flags if not flag.shell),
         "limits": limits,
-        "volumes": [kubernetes_volume(index, volume) for index, volume in enumerate(request.volumes)],
-        "environment": dict(variable.partition("=")[::2] for variable in request.environment),
+        "volumes": [kubernetes_volume(index, volume) for index, volume in enumerate(request.mounts)],
+        "environment": dict(variable.partition("=")[::2] for variable in request.variables),
         "hosts": ",".join(f"{request.name}-{rank}.{request.name}" for rank in range(request.nodes)),
         "host_network": accelerator.has_gpus and machine.fabric in ("infiniband", "roce"),
         "stop_seconds": STOP_SECONDS,

@@ -54,7 +54,7 @@ def labels_of(engine: ContainerEngine, image: str, variant: Variant) -> dict[str
     """The labels of a local image of this variant that can train. Raises `UsageError` for any other."""
     local = engine.find(image)
     if local is None:
-        raise UsageError(f"there is no image {image}", f"run `buildkit build --target {variant.target}`, or pull one")
+        raise UsageError(f"there is no image {image}", f"run `buildkit build --target {variant.target}`")
     refuse_other_variant(local.labels, variant, image)
     if not variant.trains:
         raise UsageError(f"{variant.identifier} cannot train", "name a variant that has torch: `buildkit targets`")

@@ -17,6 +17,7 @@ from buildkit.errors import UsageError
 from buildkit.host.accelerators import ACCELERATORS, Flag
 from buildkit.host.machine import Machine
 from buildkit.host.shared_memory import NCCL_SHM, OBJECT_STORE_LIMIT, OBJECT_STORE_SHARE, SHM_SHARE
+from buildkit.running.accounts import HUB
 from buildkit.running.flags import GPUS_ASSUMED, RESULTS, RunRequest
 from buildkit.running.flags import container_flags as all_flags
 from buildkit.running.formats import apptainer_flags, enroot_flags, image_file, podman_flags, templates
@@ -86,9 +87,11 @@ def slurm_text(request: RunRequest, machine: Machine, images: Path, options: Slu
         ],
         "node": node_function(request, machine, options),
         "shares_gpus": ACCELERATORS[request.target].has_gpus and not options.exclusive,
-        "exported": request.environment if options.container in ("pyxis", "none") else (),
+        "exported": request.variables if options.container in ("pyxis", "none") else (),
         "passed_on": PASSED_ON,
-        "results": [volume.removesuffix(f":{RESULTS}") for volume in request.volumes if volume.endswith(f":{RESULTS}")],
+        "folders": [
+            volume.rpartition(":")[0] for volume in request.mounts if volume.endswith((f":{RESULTS}", f":{HUB}"))
+        ],
         "step": step_words(request, machine, options),
     }
     return templates(images).get_template("slurm.sh.j2").render(values)
@@ -160,8 +163,8 @@ def pyxis_words(request: RunRequest) -> list[str]:
     Source: args.c of https://github.com/NVIDIA/pyxis.
     """
     words = [f"--container-image={enroot_uri(request.image)}", "--no-container-mount-home", "--no-container-entrypoint"]
-    if request.volumes:
-        mounts = ",".join(volume.replace(",", "+") for volume in request.volumes)  # a comma separates mounts
+    if request.mounts:
+        mounts = ",".join(volume.replace(",", "+") for volume in request.mounts)  # a comma separates mounts
         words.append(f"--container-mounts={mounts}")
     return words
 

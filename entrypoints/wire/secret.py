@@ -66,7 +66,7 @@ def _long_enough(token: str, source: str) -> str:
     if len(token) < SHORTEST:
         raise TokenError(
             f"{source} has {len(token)} characters; a token needs at least {SHORTEST}",
-            f"make one and give it to every node: export {TOKEN}=$(openssl rand -hex 32)",
+            f"make one with `openssl rand -hex 32` on one machine, and set the same {TOKEN} on every node",
         )
     return token
 

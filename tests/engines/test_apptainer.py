@@ -71,8 +71,8 @@ def run(folder: Path) -> Run:
     """Runs a command in the image with the line that `buildkit run --print apptainer` prints."""
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
-        words = ("buildkit", "run", "--target", "cpu", "--image", IMAGE, "--print", "apptainer", "--", *command)
-        line = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        words = ("buildkit", "run", "--target", "cpu", "--image", IMAGE, "--cache", "none", "--print", "apptainer")
+        line = subprocess.run((*words, "--", *command), cwd=ROOT, capture_output=True, text=True, check=True).stdout
         return subprocess.run(["sh", "-c", line], cwd=folder, capture_output=True, text=True, check=False)
 
     return run

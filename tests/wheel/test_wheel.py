@@ -155,6 +155,51 @@ def test_container_tests_without_their_extra_say_what_to_install(installed: Inst
     assert "pip install 'slipway-rl[test]'" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def with_trainer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(f"{wheel}[trainer]", tmp_path_factory.mktemp("with-trainer"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("data arithmetic --output data", "data/train.parquet"),
+        ("config --check --config dapo actor.learning_rate=1e-6", '"learning_rate": 1e-6'),
+        ("config dpo", "dpo.beta="),
+        ("report run", "run/report.html"),
+        ("report run --curve curve.png", "curve.png"),
+        ("report run other", "comparison.html"),
+    ],
+)
+def test_the_trainers_commands_work_on_a_host_without_torch(
+    with_trainer: Path, tmp_path: Path, arguments: str, words: str
+) -> None:
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
+        rows = [{"step": step, "reward/mean": step / 10} for step in range(4)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert words in check_output(with_trainer / "bin" / "trainer", *arguments.split(), cwd=tmp_path)
+
+
+@pytest.mark.parametrize("arguments", ["train model.path=m data.train_files=t", "dpo"])
+def test_what_needs_torch_names_the_image(with_trainer: Path, tmp_path: Path, arguments: str) -> None:
+    done = run(with_trainer / "bin" / "trainer", *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "needs the Python package torch, which is not installed" in done.stderr
+    assert f"slipway:cpu python -m trainer {arguments}" in done.stderr
+    assert "pip install" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_trainer_without_its_extra_says_what_to_install(installed: Installed) -> None:
+    for arguments in ("config --check", "data arithmetic --output data", "train x=1"):
+        done = installed("trainer", *arguments.split())
+        assert done.returncode == 2
+        assert "pip install 'slipway-rl[trainer]'" in done.stderr
+        assert f"slipway:cpu python -m trainer {arguments}" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_the_container_tests_are_found(wheel: Path, tmp_path: Path) -> None:
     environment = install(f"{wheel}[test]", tmp_path)
     (project,) = environment.glob("lib/python*/site-packages/buildkit/project")
@@ -175,14 +220,17 @@ def test_the_installed_locks_are_not_changed(installed: Installed) -> None:
     assert "--project" in done.stderr
 
 
-@pytest.mark.parametrize(("module", "argument"), [("buildkit.cli", "targets"), ("buildkit.launch", "explain")])
+@pytest.mark.parametrize(
+    ("module", "function", "argument"),
+    [("cli", "main", "targets"), ("launch", "launch", "explain"), ("launch", "trainer", "config")],
+)
 def test_an_installation_without_its_data_says_what_is_missing(
-    environment: Path, tmp_path: Path, module: str, argument: str
+    environment: Path, tmp_path: Path, module: str, function: str, argument: str
 ) -> None:
     damaged = tmp_path / "damaged"
     (packages,) = environment.glob("lib/python*/site-packages")
     shutil.copytree(packages / "buildkit", damaged / "buildkit", ignore=shutil.ignore_patterns("project"))
-    code = f"import sys; sys.path.insert(0, {str(damaged)!r}); from {module} import main; main()"
+    code = f"import sys; sys.path.insert(0, {str(damaged)!r}); from buildkit.{module} import {function} as main; main()"
     done = run(environment / "bin" / "python", "-c", code, argument, cwd=tmp_path)
     assert done.returncode == 3
     assert str(damaged / "buildkit" / "project" / "images" / "matrix.toml") in done.stderr

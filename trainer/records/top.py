@@ -17,11 +17,10 @@ from typing_extensions import TypedDict  # pydantic reads typing's from Python 3
 
 from trainer.errors import DataError
 from trainer.records.files.owner import OWNER, SILENT_SECONDS
-from trainer.records.files.records import METRICS, Seconds
+from trainer.records.files.records import CONFIG, METRICS, PHASE, Seconds
 from trainer.records.files.regular import read_regular
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.printable import printable
-from trainer.records.tracking import CONFIG, PHASE
 from trainer.records.waits import noticed
 
 

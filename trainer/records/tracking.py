@@ -22,8 +22,10 @@ from trainer.records.files.atomic import atomic_file
 from trainer.records.files.lines import LineFile
 from trainer.records.files.record_thread import RecordThread
 from trainer.records.files.records import (
+    CONFIG,
     METRICS,
     METRICS_ROWS,
+    PHASE,
     SAMPLE_ROWS,
     SAMPLES,
     WAITS,
@@ -39,7 +41,7 @@ from trainer.rows import find_rows
 
 logger = logging.getLogger(__name__)
 
-CONFIG, PHASE, TENSORBOARD = "config.json", "phase.json", "tensorboard"
+TENSORBOARD = "tensorboard"
 _OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 CLOSE_SECONDS = 300.0  # for records that a slow disk has not taken yet
 INTERRUPTED = "trainer/interrupted"  # a metric of the last step of a run that failed in it, after its update

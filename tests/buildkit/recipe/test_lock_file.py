@@ -13,6 +13,8 @@ from buildkit.recipe.lock_file import inputs_digest, lock_path, read_lock, templ
 from buildkit.recipe.matrix import load_matrix
 from buildkit.recipe.project import is_committed
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture
 def locked(project: Path) -> Path:
@@ -106,3 +108,22 @@ def test_a_lock_that_cannot_be_read_is_refused(locked: Path, content: bytes | No
 def test_a_missing_lock_is_named(project: Path) -> None:
     with pytest.raises(LockError, match=r"images/locks/cpu/small\.txt: no lock for cpu-small"):
         read(project)
+
+
+def test_a_missing_lock_names_the_variants_that_have_one_and_whether_they_train(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
+    matrix = load_matrix(tmp_path)
+    first, *others = matrix.targets["rocm"].variants.values()
+    for variant in matrix.targets["rocm"].variants.values():
+        lock_path(matrix, variant).unlink(missing_ok=True)
+    with pytest.raises(LockError) as none:
+        read_lock(matrix, first)
+    assert "a lock is here" not in none.value.hint
+    for variant in others:
+        lock_path(matrix, variant).touch()
+    with pytest.raises(LockError) as told:
+        read_lock(matrix, first)
+    for variant in others:
+        assert f"--variant {variant.name}" in told.value.hint
+    assert "--variant rocm-debian, which cannot train" in told.value.hint

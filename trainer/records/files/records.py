@@ -17,6 +17,7 @@ from trainer.errors import DataError
 from trainer.records.files.regular import open_regular
 from trainer.records.files.sealed import first_complaint
 
+CONFIG, PHASE = "config.json", "phase.json"
 METRICS, SAMPLES, WAITS = "metrics.jsonl", "samples.jsonl", "waits.jsonl"
 LONGEST_LINE = 2**26  # bytes
 _NAMED = 3  # lines in a message

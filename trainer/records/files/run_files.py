@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainer.errors import DataError
 from trainer.records.files.records import (
+    CONFIG,
     METRICS,
     METRICS_ROWS,
     SAMPLE_ROWS,
@@ -23,7 +24,6 @@ from trainer.records.files.records import (
 )
 from trainer.records.files.regular import read_regular
 from trainer.records.files.sealed import first_complaint
-from trainer.records.tracking import CONFIG
 from trainer.records.trajectories import FOLDER, VALIDATIONS, TrajectoryRow, read_trajectories, recorded_steps
 
 _STEPS_OF_SAMPLES = 3  # a page shows the samples of this many steps: the first, one in the middle, the last
