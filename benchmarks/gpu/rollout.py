@@ -116,7 +116,7 @@ def open_trainers_engine(options: argparse.Namespace, **rollout: object) -> Any:
 
 
 def sample(engine: Any, prompts: Sequence[Sequence[int]], length: int, log_probs: bool) -> list[Any]:
-    """The responses of the trainer's engine, each of `length` tokens."""
+    """The responses of the trainer's engine, of `length` tokens at most."""
     from trainer.rollout.sampling import SamplingRequest
 
     engine._max_response_length = length
