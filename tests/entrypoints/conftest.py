@@ -33,7 +33,7 @@ class Launch:
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "entrypoints", *arguments],
-            env={**kept, "PYTHONPATH": str(REPOSITORY), **variables},
+            env={**kept, "PYTHONPATH": python_path(directory), **variables},
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -78,6 +78,11 @@ class Launch:
         if self._popen.poll() is None:
             self._popen.kill()
         self._popen.communicate()
+
+
+def python_path(directory: Path) -> str:
+    """PYTHONPATH of a launch started in this directory: a test's `python_path/` there comes before the project."""
+    return f"{directory / 'python_path'}:{REPOSITORY}"
 
 
 def _limit(files: int) -> Callable[[], None]:

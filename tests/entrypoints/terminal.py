@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.entrypoints.conftest import PATIENCE, REPOSITORY
+from tests.entrypoints.conftest import PATIENCE, python_path
 
 
 class Terminal:
@@ -40,7 +40,7 @@ def launch_in_terminal(directory: Path, *arguments: str) -> Iterator[Terminal]:
     pid, descriptor = pty.fork()
     if pid == 0:
         os.chdir(directory)
-        os.environ["PYTHONPATH"] = str(REPOSITORY)
+        os.environ["PYTHONPATH"] = python_path(directory)
         os.execv(sys.executable, [sys.executable, "-m", "entrypoints", *arguments])
     terminal = Terminal(descriptor)
     try:

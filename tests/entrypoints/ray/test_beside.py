@@ -45,8 +45,8 @@ class StandIn:
     """A program in the trainer's place: it says that it has started, waits for Ray, uses it, and exits with 7."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = directory / "trainer" / "__main__.py"
-        self._file.parent.mkdir()
+        self._file = directory / "python_path" / "trainer" / "__main__.py"
+        self._file.parent.mkdir(parents=True)
         (self._file.parent / "__init__.py").touch()  # else the trainer itself would be found
         self.write()
 
