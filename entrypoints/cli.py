@@ -302,7 +302,7 @@ def _command(words: list[str]) -> tuple[str, ...]:
         return tuple(rest)
     if first == "train":
         _check_not_shadowed(Path.cwd())
-        return (sys.executable, "-m", "trainer", "train", *rest)
+        return (sys.executable, "-P", "-m", "trainer", "train", *rest)  # -P: a user's json.py must not hide Python's
     raise UsageError(
         f"{first!r} after options is not a command of launch",
         f"{did_you_mean(first, COMMANDS, '`launch OPTIONS {} ...`')}write `launch OPTIONS -- {' '.join(words)}` to run "
@@ -311,8 +311,7 @@ def _command(words: list[str]) -> tuple[str, ...]:
 
 
 def _check_not_shadowed(directory: Path) -> None:
-    """Raise UsageError if Python would import the user's `trainer` from the current directory, here and in Ray's
-    workers."""
+    """Raise UsageError if Ray's workers would import the user's `trainer`: they put the current directory first."""
     for module in (directory / "trainer.py", directory / "trainer" / "__init__.py"):
         if module.exists() and directory.resolve() != Path(__file__).resolve().parents[1]:
             raise UsageError(

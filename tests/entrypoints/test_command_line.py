@@ -211,6 +211,16 @@ def test_a_module_that_hides_the_trainer_is_named(tmp_path: Path, module: str) -
     assert f"error: {file} hides the module `trainer`" in ended.stderr
 
 
+@pytest.mark.parametrize("module", ["json", "random", "typer"])
+def test_a_module_of_the_user_does_not_hide_pythons(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('a module of the user')")
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+    launch = [sys.executable, "-P", "-m", "entrypoints", "--no-ray", "train", "x=1"]
+    ended = subprocess.run(launch, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert "a module of the user" not in ended.stderr
+    assert "error: x: there is no such setting" in ended.stderr
+
+
 def test_explain_can_take_another_nodes_view(start: Start) -> None:
     ended = start("--hosts", "gpu-[0-3]", "explain", "--json", "--hostname", "gpu-2", "--", "echo", "--json").wait()
     document = json.loads(ended.stdout)
