@@ -1,9 +1,10 @@
-"""Weights & Biases, MLflow and SwanLab as they are, writing to disk."""
+"""Weights & Biases, MLflow, SwanLab and Trackio as they are, writing to disk."""
 
 import importlib.util
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,11 +23,13 @@ from trainer.records.tracking import Tracker
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 
-def record(run_dir: Path, logger: str) -> None:
+def record(run_dir: Path, logger: str, fails: bool = False) -> None:
     with Tracker(run_dir, Config.model_validate({"trainer": {"loggers": [logger]}})) as tracker:
         tracker.begin()
         for step in (1, 2):
             tracker.log(step, {"reward/mean": step / 10})
+        if fails:
+            raise RuntimeError("of the run")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,8 @@ def nobodys_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """A home without keys, and no settings of the loggers."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "SWANLAB_MODE", "SWANLAB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WRITE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -228,7 +233,56 @@ def test_swanlab_records_offline_without_a_key_or_a_server(
     assert (f"nothing answers at {NOBODY}" if key else "no API key is set") in caplog.text
 
 
-@pytest.mark.parametrize("logger", ["wandb", "mlflow", "swanlab"])
+def record_in_process(run_dir: Path, fails: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Records with Trackio, which reads its variables when it is imported."""
+    program = (
+        f"from pathlib import Path; from {__name__} import record; record(Path({str(run_dir)!r}), 'trackio', {fails})"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_trackio_gets_every_step_beside_the_run(tmp_path: Path) -> None:
+    done = record_in_process(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    with sqlite3.connect(tmp_path / "trackio" / "slipway.db") as database:
+        rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+        (config,) = database.execute("SELECT config FROM configs").fetchone()
+    assert [(name, step, json.loads(metrics)["reward/mean"]) for name, step, metrics in rows] == [
+        ("run", 1, 0.1),
+        ("run", 2, 0.2),
+    ]
+    assert json.loads(config)["actor"]["learning_rate"] > 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_trackio_shows_that_a_run_failed(tmp_path: Path) -> None:
+    done = record_in_process(tmp_path / "run", fails=True)
+    assert "RuntimeError: of the run" in done.stderr
+    with sqlite3.connect(tmp_path / "trackio" / "slipway.db") as database:
+        assert database.execute("SELECT title, level FROM alerts").fetchall() == [("the run failed", "error")]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"TRACKIO_SPACE_ID": "me/runs", "HF_ENDPOINT": NOBODY}, f"nothing answers at {NOBODY}"),
+        ({"TRACKIO_SERVER_URL": NOBODY}, "Self-hosted logging requires a write token"),
+    ],
+)
+def test_a_place_that_trackio_cannot_write_to_is_refused(
+    tmp_path: Path, variables: dict[str, str], message: str
+) -> None:
+    done = record_in_process(tmp_path / "run", **variables)
+    assert done.returncode != 0
+    assert f"ConfigError: trainer.loggers names trackio, which cannot start: {message}" in done.stderr
+
+
+@pytest.mark.parametrize("logger", ["wandb", "mlflow", "swanlab", "trackio"])
 def test_a_logger_that_is_not_installed_is_refused(tmp_path: Path, logger: str) -> None:
     if importlib.util.find_spec(logger) is not None:
         pytest.skip(f"{logger} is installed")

@@ -192,7 +192,7 @@ def test_a_regular_expression_finds_the_answer(pattern: str, response: str, expe
         (["reward.sources={mine: mathh}"], "reward.sources={mine: mathh}: expected mapping", "rules of data sources"),
         (["reward.name=math", "reward.sources={mine: math}"], "reward.sources belongs to reward.name=auto", ""),
         (["reward.name=regex", "reward.pattern=("], "reward.pattern=(: expected regular expression", "Python's syntax"),
-        (["trainer.loggers=[wand]"], "expected list of mlflow | swanlab | wandb", "did you mean wandb?"),
+        (["trainer.loggers=[wand]"], "expected list of mlflow | swanlab | trackio | wandb", "did you mean wandb?"),
     ],
 )
 def test_a_wrong_name_or_parameter_is_refused(arguments: list[str], message: str, hint: str) -> None:

@@ -12,20 +12,21 @@ def load(*overrides: str) -> Config:
 
 
 def test_loggers_that_always_record_are_left_out() -> None:
-    assert load("trainer.logger=[console,wandb,swanlab,mlflow,tensorboard,file]").trainer.loggers == [
+    assert load("trainer.logger=[console,wandb,swanlab,mlflow,trackio,tensorboard,file]").trainer.loggers == [
         "wandb",
         "swanlab",
         "mlflow",
+        "trackio",
     ]
     assert load("trainer.logger=console").trainer.loggers == []
 
 
-@pytest.mark.parametrize("name", ["clearml", "trackio", "vemlp_wandb", "wand"])
+@pytest.mark.parametrize("name", ["clearml", "vemlp_wandb", "wand"])
 def test_another_logger_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(f"trainer.logger=[console,{name}]")
     assert str(caught.value) == f"trainer.logger={name} is not supported here"
-    assert caught.value.hint == "supported: console, tensorboard, file, mlflow, swanlab, wandb"
+    assert caught.value.hint == "supported: console, tensorboard, file, mlflow, swanlab, trackio, wandb"
 
 
 def test_the_rows_and_their_order_are_chosen_as_in_verl() -> None:
