@@ -116,8 +116,9 @@ count = 0
 try:
     for count in range(20_000):
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-finally:
-    print(count, flush=True)
+except RuntimeError:  # no memory for one more: the limit of threads is below, and seen next
+    pass
+print(count, flush=True)
 time.sleep(60)
 """
     assert machine.run(program, seconds=SECONDS).error == f"the program has more than {MOST_THREADS} threads"
