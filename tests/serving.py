@@ -1,5 +1,6 @@
-"""A server of the standard library in a thread of the test."""
+"""Servers of the standard library in threads of a test, and ports for other servers."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,3 +21,10 @@ def serving(server: Served) -> Iterator[Served]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def free_port() -> int:
+    """A port of loopback at which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
