@@ -12,12 +12,6 @@ from tests.entrypoints.conftest import Start, listening, running_pair
 from tests.serving import free_port
 
 
-def test_all_nodes_exit_with_the_commands_status(start_node: Start) -> None:
-    worker = start_node(1, "--no-ray", "--", "echo", "not here")
-    head = start_node(0, "--no-ray", "--", "sh", "-c", "echo $SLIPWAY_NODE_COUNT; exit 7")
-    assert (head.wait().status, worker.wait().status) == (7, 7)
-
-
 def test_the_command_runs_on_the_head_only_and_without_the_secret(start_node: Start) -> None:
     worker = start_node(1, "--no-ray", "--", "printenv")
     head = start_node(0, "--no-ray", "--", "printenv")
