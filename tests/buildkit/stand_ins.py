@@ -17,10 +17,8 @@ torchvision and torchaudio are left out: no public source names their versions i
 
 import hashlib
 import http.server
-import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -135,7 +133,9 @@ class Index(http.server.ThreadingHTTPServer):
     `asked` are the paths of all requests.
     """
 
-    def __init__(self, folder: Path, host: str, port: int = 0, handler: "type[IndexHandler] | None" = None) -> None:
+    def __init__(
+        self, folder: Path, host: str = "127.0.0.1", port: int = 0, handler: "type[IndexHandler] | None" = None
+    ) -> None:
         super().__init__((host, port), handler or IndexHandler)
         self.folder = folder
         self.asked: list[str] = []
@@ -196,17 +196,3 @@ class IndexHandler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-@contextmanager
-def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[Index]:
-    """An index of the folder's wheels, at an address of this host."""
-    index = Index(folder, host)
-    thread = threading.Thread(target=index.serve_forever)
-    thread.start()
-    try:
-        yield index
-    finally:
-        index.shutdown()
-        thread.join()
-        index.server_close()

@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from tests.json_lines import read_rows
 from tests.training_state import training_state
 from trainer.cluster.ending import leave
 from trainer.errors import CheckpointError, InterruptedRun, TrainerError
@@ -28,6 +29,11 @@ STEP_SECONDS, ALONE_SECONDS = 0.05, 0.005
 TIMEOUT = 10.0  # of a call to a worker
 START_TIMEOUT = 60.0
 METRICS = "metrics.jsonl"
+
+
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The finished rows of a run's metrics."""
+    return read_rows(run_dir / METRICS)
 
 
 class Counter:

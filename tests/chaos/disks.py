@@ -15,8 +15,9 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.two_nodes import REPOSITORY
+from tests.chaos.counting import rows_of
 from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
-from tests.chaos.processes import PATIENCE, Run, rows_of, saved_step
+from tests.chaos.processes import PATIENCE, Run, saved_step
 
 SIZE = "512k"
 LIMIT = 2**28  # bytes of memory

@@ -4,7 +4,6 @@ The command counts and saves (`tests.chaos.counting`). Every injection continues
 each of them also shows that the run of the last one could be resumed. Needs Ray: run it with the image's Python.
 """
 
-import json
 import os
 import re
 import secrets
@@ -21,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.two_nodes import LAUNCH, REPOSITORY, SMALL, new_job
-from tests.chaos.counting import METRICS
+from tests.chaos.counting import rows_of
 from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from tests.process_table import descendants, description, freeze, parents, stopped
 from trainer.errors import CheckpointError
@@ -251,12 +250,6 @@ def look_back(job: Job, injection: Injection, expected: int) -> None:
 def night(nodes: int, ray: bool) -> Path:
     """The run's directory of all such jobs."""
     return Path(tempfile.mkdtemp(prefix="chaos-night-")) / f"on_{nodes}_nodes_{'with' if ray else 'without'}_ray"
-
-
-def rows_of(run_dir: Path) -> list[Mapping[str, object]]:
-    file = run_dir / METRICS
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def last_step(run_dir: Path) -> int:

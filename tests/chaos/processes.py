@@ -4,7 +4,6 @@ After every fault the run is started again. It has to continue with the step aft
 nothing behind when it is stopped.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.two_nodes import REPOSITORY
-from tests.chaos.counting import METRICS
+from tests.chaos.counting import rows_of
 from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from trainer.errors import CheckpointError
 from trainer.records.files.owner import OWNER
@@ -138,12 +137,6 @@ def clock_jump(random: Random, injection: Injection, run: Run) -> None:
         run.wait_for_steps(MORE_STEPS)
     injection.exits = [run.end(signal.SIGTERM)]
     injection.expect(injection.exits == [143], f"exit code {injection.exits}: {run.log.read_text()}")
-
-
-def rows_of(run_dir: Path) -> list[dict[str, int]]:
-    file = run_dir / METRICS
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 KINDS = (

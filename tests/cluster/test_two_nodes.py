@@ -51,10 +51,8 @@ def test_a_killed_worker_ends_the_job_and_is_named(job: Callable[..., Job]) -> N
     for rank in (0, 1):
         nodes.start(rank, "--", "sh", "-c", "echo running; sleep 600")
     wait_for_output(nodes, "node0", "running")
-    begin = time.monotonic()
     nodes.containers["node1"].kill("SIGKILL")
     status = nodes.containers["node0"].wait(timeout=60)["StatusCode"]
-    assert time.monotonic() - begin < 20
     assert status == NODE_LOST, nodes.outputs()
     assert "node1" in nodes.output("node0").split("running")[1]
 
@@ -73,11 +71,9 @@ def test_a_wrong_token_is_named_on_both_sides(job: Callable[..., Job]) -> None:
 
 def test_a_missing_peer_is_named_at_the_deadline(job: Callable[..., Job]) -> None:
     nodes = job(size=3, SLIPWAY_DEADLINE="12")
-    begin = time.monotonic()
     for rank in (0, 1):
         nodes.start(rank, "--", "true")
     assert set(nodes.wait().values()) == {PEERS_MISSING}, nodes.outputs()
-    assert time.monotonic() - begin < 40
     assert "node2" in nodes.output("node0")
 
 
@@ -103,10 +99,8 @@ def test_a_node_that_loses_its_network_ends_the_job_on_both_sides(job: Callable[
     for rank in (0, 1):
         nodes.start(rank, "--", "sh", "-c", "echo running; sleep 600")
     wait_for_output(nodes, "node0", "running")
-    begin = time.monotonic()
     nodes.network.disconnect(nodes.containers["node1"])
     assert nodes.wait(timeout=60) == {"node0": NODE_LOST, "node1": NODE_LOST}, nodes.outputs()
-    assert time.monotonic() - begin < 20
     assert "no heartbeat for 10 s" in nodes.output("node0")
     assert "no heartbeat for 10 s" in nodes.output("node1")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from buildkit.host.settings import read_host
-from tests.publish.conftest import Server, free_port
+from tests.publish.conftest import Server
+from tests.serving import free_port
 
 ROOT = Path(__file__).parents[2]
 INTEGRATED = "SLIPWAY_DOCKER_WITHOUT_BUILDX"

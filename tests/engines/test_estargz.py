@@ -33,9 +33,10 @@ from buildkit.registry.signature import Signer
 from buildkit.running.engine import BuildRequest, Docker
 from tests.buildkit.images.test_archive import EPOCH
 from tests.buildkit.small_image import SmallProject, gateway, random_content
-from tests.buildkit.stand_ins import serving
+from tests.buildkit.stand_ins import Index
 from tests.engines.conftest import need
 from tests.publish.conftest import Server
+from tests.serving import serving
 
 TEXT = "read in the container\n"
 DOCKERFILE = 'FROM scratch\nCOPY root /\nRUN ["cp", "/etc/text", "/etc/copy"]\nCMD ["cat", "/etc/copy"]\n'
@@ -105,7 +106,7 @@ def test_publish_packs_the_image_that_it_built_and_a_rebuild_is_equal(
     project = SmallProject(tmp_path / "small")
     project.write_wheels(random_content(4096))
     try:
-        with serving(project.wheels, gateway()) as index:
+        with serving(Index(project.wheels, gateway())) as index:
             built = project.buildkit("build", index.address, options=["--json"])
             assert built.returncode == 0, built.stderr
             for name, value in {"XDG_CACHE_HOME": str(project.cache), "UV_DEFAULT_INDEX": index.address}.items():

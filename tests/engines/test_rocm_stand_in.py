@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.buildkit.stand_ins import INDEX, ROCM_LIBRARIES, SYSTEM_LIBRARIES, Index, serving, write_wheels
+from tests.buildkit.stand_ins import INDEX, ROCM_LIBRARIES, SYSTEM_LIBRARIES, Index, write_wheels
 from tests.engines.conftest import ROOT, need
 from tests.publish.conftest import Server
+from tests.serving import serving
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -120,7 +121,7 @@ def index(rocm: Path, tmp_path: Path) -> Iterator[Index]:
     write_library(tmp_path / "any.so", "", *needed, *(tmp_path / "system" / name for name in SYSTEM_LIBRARIES))
     write_wheels(tmp_path / "wheels", (tmp_path / "any.so").read_bytes())
     gateway = run("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
-    with serving(tmp_path / "wheels", gateway.strip()) as index:
+    with serving(Index(tmp_path / "wheels", gateway.strip())) as index:
         yield index
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.buildkit.small_image import SmallProject, docker, docker_bytes, gateway, random_content
-from tests.buildkit.stand_ins import serving
+from tests.buildkit.stand_ins import Index
 from tests.chaos import mirrors
 from tests.chaos.injection import Kind
 from tests.publish.conftest import Server
+from tests.serving import serving
 
 PLANTED = (
     *("HF_TOKEN", "WANDB_API_KEY", "SLIPWAY_TOKEN", "SLIPWAY_REGISTRY_PASSWORD", "COSIGN_PASSWORD", "MY_SECRET"),
@@ -56,7 +57,7 @@ def test_no_secret_of_the_host_is_in_an_image_a_message_or_a_process_list(projec
     values = {name: f"planted-{secrets.token_hex(16)}" for name in PLANTED}
     content = random_content(4096) | {"cargo": values["DECOY"].encode()}
     project.write_wheels(content)
-    with serving(project.wheels, gateway()) as index, watched_processes() as processes:
+    with serving(Index(project.wheels, gateway())) as index, watched_processes() as processes:
         host = f"{index.server_address[0]}:{index.server_port}"
         addresses = {
             "UV_DEFAULT_INDEX": f"http://me:{values['UV_DEFAULT_INDEX']}@{host}/whl",
@@ -104,7 +105,7 @@ def test_a_mirror_that_moved_on_costs_no_build_and_everything_says_so(project: S
     """The engine, mmdebstrap and Debian's mirror are real; the lock asks for a version that is no longer there."""
     gone = project.move_mirror("tini")
     project.write_wheels(random_content(4096))
-    with serving(project.wheels, gateway()) as index:
+    with serving(Index(project.wheels, gateway())) as index:
         refused = project.buildkit("build", index.address, options=["--locked"])
         assert refused.returncode == 6, refused.stderr
         assert f"tini {gone} -> 0." in refused.stderr
@@ -153,7 +154,7 @@ def test_a_mirror_that_fails_costs_a_build_and_no_image(kind: Kind) -> None:
 
 def test_push_sends_the_given_tags_and_no_other(project: SmallProject, server: Server) -> None:
     project.write_wheels(random_content(64))
-    with serving(project.wheels, gateway()) as index:
+    with serving(Index(project.wheels, gateway())) as index:
         unnamed = project.buildkit("build", index.address, options=("--push", "--tag", "team/small:1"))
         assert (unnamed.returncode, project.image_id()) == (2, None), unnamed.stderr
         assert "--push: --tag team/small:1 names no registry" in unnamed.stderr

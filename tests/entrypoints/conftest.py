@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from entrypoints.wire.network import is_own
+from tests.serving import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 240.0
@@ -117,9 +117,7 @@ def ipv6() -> None:
 @pytest.fixture
 def start_node(start: Start) -> Start:
     """Start one node of a job on loopback: `start_node(rank, *arguments, **variables)`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
 
     def start_one(rank: int, *arguments: str, **variables: str) -> Launch:
         job = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_NODE_RANK": str(rank)}
@@ -127,12 +125,6 @@ def start_node(start: Start) -> Start:
         return start(*arguments, **{**job, **variables})
 
     return start_one
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listening(port: int) -> set[str]:

@@ -65,15 +65,6 @@ def test_errors_have_a_status_and_one_message(
     assert ended.stdout == ""
 
 
-@pytest.mark.parametrize("status", [0, 1, 7, 255])
-def test_the_commands_status_is_the_launchs(start: Start, status: int) -> None:
-    assert start("--no-ray", "--", "sh", "-c", f"exit {status}").wait().status == status
-
-
-def test_a_command_killed_by_a_signal_counts_as_128_plus_it(start: Start) -> None:
-    assert start("--no-ray", "--", "sh", "-c", "kill -9 $$").wait().status == 137
-
-
 def test_options_after_the_separator_are_the_commands(start: Start) -> None:
     ended = start("--no-ray", "--", "echo", "--no-ray", "--", "x").wait()
     assert ended.stdout == "--no-ray -- x\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("buildkit", "entrypoints", "images", "tests/entrypoints", "trainer", "pyproject.toml")
+COPIED = ("buildkit", "entrypoints", "images", "tests/entrypoints", "tests/serving.py", "trainer", "pyproject.toml")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 

@@ -29,6 +29,7 @@ from buildkit.registry.content import IMAGE, digest_of
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 from buildkit.registry.signature import Signer, Trust
+from tests.serving import free_port
 
 ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "publisher", "correct horse"
@@ -160,12 +161,6 @@ class Server:
 @pytest.fixture(scope="session")
 def authority() -> trustme.CA:
     return trustme.CA(key_type=trustme.KeyType.ECDSA)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def make_server(

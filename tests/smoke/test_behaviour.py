@@ -18,12 +18,9 @@ def finish(container: Container, timeout: int = 60) -> tuple[int, str]:
     return status, container.logs().decode()
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [(["true"], 0), (["false"], 1), (["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -TERM $$"], 143)],
-)
-def test_exit_code_passes_through(start: Start, command: list[str], expected: int) -> None:
-    status, output = finish(start("--no-ray", "--", *command))
+@pytest.mark.parametrize(("script", "expected"), [("exit 7", 7), ("kill -TERM $$", 143)])
+def test_exit_code_passes_through(start: Start, script: str, expected: int) -> None:
+    status, output = finish(start("--no-ray", "--", "sh", "-c", script))
     assert status == expected, output
 
 
@@ -81,15 +78,7 @@ def test_missing_command_is_named(start: Start) -> None:
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"user": "12345:12345"},
-        {"read_only": True, "tmpfs": TMP},
-        {"user": "12345:12345", "read_only": True, "tmpfs": TMP},
-    ],
-)
+@pytest.mark.parametrize("options", [{}, {"user": "12345:12345", "read_only": True, "tmpfs": TMP}])
 def test_trainer_imports_as_any_user_on_any_root(start: Start, options: dict[str, Any]) -> None:
     code = "import getpass, pathlib, trainer.config.tree; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"
     status, output = finish(start("--no-ray", "--", "python", "-c", code, **options))
@@ -124,7 +113,7 @@ def test_root_keeps_its_home_and_environment(start: Start) -> None:
     assert (status, output.split()) == (0, ["/root", "False", "False"])
 
 
-@pytest.mark.parametrize("command", [["vllm", "serve", "--help"], ["vllm", "--version"], ["vllm", "bench", "--help"]])
+@pytest.mark.parametrize("command", [["vllm", "serve", "--help"], ["vllm", "bench", "--help"]])
 def test_vllms_own_commands_start(start: Start, manifest: dict[str, Any], command: list[str]) -> None:
     if "vllm" in manifest["excluded"]:
         pytest.skip(manifest["excluded"]["vllm"])
@@ -133,8 +122,8 @@ def test_vllms_own_commands_start(start: Start, manifest: dict[str, Any], comman
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("options", [{"user": "12345:12345", "read_only": True, "tmpfs": TMP}])
-def test_ray_forms_on_one_node_as_any_user_on_a_read_only_root(start: Start, options: dict[str, Any]) -> None:
+def test_ray_forms_on_one_node_as_any_user_on_a_read_only_root(start: Start) -> None:
+    options = {"user": "12345:12345", "read_only": True, "tmpfs": TMP}
     code = "import ray; ray.init(log_to_driver=False); print('nodes', len(ray.nodes()))"
     status, output = finish(start(ANYWHERE, "--", "python", "-c", code, shm_size="1g", **options), timeout=120)
     assert status == 0, output

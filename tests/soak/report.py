@@ -1,12 +1,12 @@
 """The tables of a soak: what happened, what grew, and whether the curves are those of runs without faults."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tests.chaos.jobs import rows_of
+from tests.chaos.counting import rows_of
+from tests.json_lines import read_rows
 from tests.soak.run import MODES
 from tests.soak.samples import growth
 from tests.trainer.whole_run import NOT_RESULTS
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def report(directory: Path) -> tuple[str, bool]:
     """Markdown, and whether everything was as promised."""
-    events, samples = read(directory / "events.jsonl"), read(directory / "samples.jsonl")
+    events, samples = read_rows(directory / "events.jsonl"), read_rows(directory / "samples.jsonl")
     modes = [mode for mode in MODES if any(row["mode"] == mode for row in events)]
     lines, problems = [], list[str]()
     lines += ["| mode | steps | faults | jobs | processes, files left | false alarms of a stall | curve |"]
@@ -98,8 +98,3 @@ def grown(name: str, samples: Rows, mode: str, problems: list[str]) -> str:
     if slope > max(FLAT * level, least) and "files" not in name and "size" not in name:
         problems.append(f"{mode}: {name} grows by {slope:.1f} an hour")
     return f"{level:.0f}, {slope:+.1f}"
-
-
-def read(file: Path) -> Rows:
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -13,8 +13,9 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.two_nodes import REPOSITORY
+from tests.chaos.counting import rows_of
 from tests.chaos.injection import NotStartedError
-from tests.chaos.jobs import Fault, Job, rows_of
+from tests.chaos.jobs import Fault, Job
 from tests.soak.samples import sample
 
 MODES = ("synchronous", "one_step_off", "asynchronous")

@@ -1,31 +1,36 @@
 """What tests of several rooms use: a cluster of two Ray nodes on this machine, and a process group of one rank."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from ray.cluster_utils import Cluster
 
+from tests.trainer.small_model import write_small_model
 from tests.trainer.whole_run import Runs
 from trainer.data.arithmetic import write_arithmetic
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.training.ranks.process_group import join, open_store
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that no test changes."""
+    return write_small_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Runs]:
     directory = tmp_path_factory.mktemp("runs")
     train, _, validation = write_arithmetic(directory / "data", 64, 8, max_number=9, dropped_carries=0.75, seed=0)
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=node)
         try:
             cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
-            yield Runs(cluster.address, directory, directory / "model", [train, validation])
+            yield Runs(cluster.address, directory, model, [train, validation])
         finally:
             cluster.shutdown()
 

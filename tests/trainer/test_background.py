@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -53,11 +52,9 @@ def test_a_process_ends_whatever_its_threads_and_packages_wait_for(hindrance: st
         f"cli.app = lambda *_, **__: ({hindrance}, 7)[1]\n"
         "cli.run_process([])"
     )
-    began = time.monotonic()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 7
     assert "not ended after 0.5 s, and left" in done.stderr
-    assert time.monotonic() - began < 100

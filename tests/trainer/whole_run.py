@@ -1,6 +1,5 @@
 """Whole runs of the trainer in processes of their own, as a user starts them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.json_lines import read_rows
 from trainer.runs.reproduction.verify import verify
 
 ROOT = Path(__file__).parents[2]
@@ -101,9 +101,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, float]]:
         """The finished lines of metrics.jsonl."""
-        file = self.directory / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return read_rows(self.directory / "metrics.jsonl")
 
     def results(self, step: int) -> dict[str, float]:
         """A step's metrics that depend on nothing but the settings."""

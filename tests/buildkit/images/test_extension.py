@@ -21,7 +21,8 @@ from buildkit.recipe.extension import read_extension
 from buildkit.recipe.lock import Deb, Lock, PackageChange, parse_lock
 from buildkit.recipe.matrix import load_matrix
 from buildkit.running.engine import ContainerEngine, Docker, LocalImage
-from tests.buildkit.stand_ins import StandIn, serving, write_wheel
+from tests.buildkit.stand_ins import Index, StandIn, write_wheel
+from tests.serving import serving
 
 LOCK = parse_lock("# epoch: 1795824000\n")
 
@@ -48,7 +49,7 @@ def host(tmp_path: Path) -> Iterator[HostSettings]:
     (tmp_path / "wheels").mkdir()
     for version in ("1.0", "2.0"):
         write_wheel(StandIn("plain", version, "py3-none-any"), tmp_path / "wheels")
-    with serving(tmp_path / "wheels") as index:
+    with serving(Index(tmp_path / "wheels")) as index:
         yield replace(read_host({}, tmp_path, tmp_path), default_index=index.address)
 
 

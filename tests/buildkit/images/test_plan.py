@@ -101,14 +101,46 @@ def test_a_changed_pin_rebuilds_its_layer_and_those_above(matrix: Matrix, tmp_pa
     assert planned(matrix, changed, tmp_path, "cpu").changed == ("torch", "python", "code")
 
 
-def test_two_copies_of_nccl_are_named(matrix: Matrix, tmp_path: Path) -> None:
-    lock = lock_with(WheelFacts("a", 1, 0, ("libnccl.so.2",)), WheelFacts("b", 1, 0, ("libnccl.so.2",)))
-    assert status(planned(matrix, lock, tmp_path), "one NCCL or RCCL") == ("fail", "NCCL is in several wheels: a, b")
-
-
-def test_two_cuda_majors_are_named(matrix: Matrix, tmp_path: Path) -> None:
-    lock = lock_with(WheelFacts("a", 1, 0, ("libcudart.so.12",)), WheelFacts("b", 1, 0, ("libcudart.so.13",)))
-    assert status(planned(matrix, lock, tmp_path), "one CUDA major")[0] == "fail"
+@pytest.mark.parametrize(
+    ("wheels", "check", "detail"),
+    [
+        (
+            [WheelFacts(name, 1, 0, ("libnccl.so.2",)) for name in "ab"],
+            "one NCCL or RCCL",
+            "NCCL is in several wheels: a, b",
+        ),
+        (
+            [WheelFacts(f"c{major}", 1, 0, (f"libcudart.so.{major}",)) for major in (12, 13)],
+            "one CUDA major",
+            "wheels of several CUDA majors: 12, 13",
+        ),
+        (
+            [
+                WheelFacts("vllm", 1, 0, requires=("torch==2.13.0", "opencv-python-headless>=4")),
+                WheelFacts("torch", 1, 0),
+            ],
+            "dependencies",
+            "vllm needs torch==2.13.0, locked: 1.0",
+        ),
+        ([WheelFacts("vllm", 1, 0, requires_python=">=3.12")], "python", "vllm needs Python >=3.12"),
+        (
+            [WheelFacts("vllm", 1, 0, glibc="2.39"), WheelFacts("torch", 1, 0, glibc="2.28")],
+            "glibc",
+            "vllm needs glibc 2.39, base debian12 has 2.36",
+        ),
+        (
+            [WheelFacts("torch", 1, 0, architectures=("sm_80", "sm_90"))],
+            "GPU architectures",
+            "torch has no code for sm_100 (has sm_80, sm_90)",
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_wheels_that_do_not_fit_are_named(
+    matrix: Matrix, tmp_path: Path, wheels: list[WheelFacts], check: str, detail: str
+) -> None:
+    verdict, text = status(planned(matrix, lock_with(*wheels), tmp_path), check)
+    assert (verdict, text) == ("fail", detail)
 
 
 TOOLKIT = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
@@ -148,23 +180,6 @@ def test_a_cuda_image_without_compiler_says_what_is_off(matrix: Matrix, tmp_path
     assert "FlashInfer" in text
 
 
-def test_a_broken_requirement_names_the_locked_version(matrix: Matrix, tmp_path: Path) -> None:
-    lock = lock_with(
-        WheelFacts("vllm", 1, 0, requires=("torch==2.13.0", "opencv-python-headless>=4")), WheelFacts("torch", 1, 0)
-    )
-    assert status(planned(matrix, lock, tmp_path), "dependencies") == ("fail", "vllm needs torch==2.13.0, locked: 1.0")
-
-
-def test_a_wheel_that_refuses_the_python_version_is_named(matrix: Matrix, tmp_path: Path) -> None:
-    lock = lock_with(WheelFacts("vllm", 1, 0, requires_python=">=3.12"))
-    assert status(planned(matrix, lock, tmp_path), "python") == ("fail", "vllm needs Python >=3.12")
-
-
-def test_wheels_for_a_newer_glibc_than_the_bases_are_named(matrix: Matrix, tmp_path: Path) -> None:
-    lock = lock_with(WheelFacts("vllm", 1, 0, glibc="2.39"), WheelFacts("torch", 1, 0, glibc="2.28"))
-    assert status(planned(matrix, lock, tmp_path), "glibc") == ("fail", "vllm needs glibc 2.39, base debian12 has 2.36")
-
-
 def test_the_locked_glibc_counts_and_not_what_the_matrix_says_of_it(matrix: Matrix, tmp_path: Path) -> None:
     variant = matrix.variant("cuda")
     variant = replace(variant, base=replace(variant.base, glibc="2.39"))
@@ -183,11 +198,6 @@ def test_a_record_that_cannot_be_read_is_no_build(matrix: Matrix, tmp_path: Path
     for content in ("", "[]", '{"layers": []}', '{"base": "00ff"}'):
         next((tmp_path / "builds").iterdir()).write_text(content)
         assert last_build(variant, tmp_path) == LastBuild()
-
-
-def test_missing_code_for_an_architecture_is_named(matrix: Matrix, tmp_path: Path) -> None:
-    lock = lock_with(WheelFacts("torch", 1, 0, architectures=("sm_80", "sm_90")))
-    assert "torch has no code for sm_100" in status(planned(matrix, lock, tmp_path), "GPU architectures")[1]
 
 
 @pytest.mark.parametrize(

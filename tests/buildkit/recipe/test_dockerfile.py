@@ -29,16 +29,6 @@ def test_every_target_renders_a_complete_dockerfile(matrix: Matrix, target: str)
     assert "{%" not in text
 
 
-@pytest.mark.parametrize(("target", "name"), [("cuda", "NVIDIA_VISIBLE_DEVICES"), ("rocm", "HIP_FORCE_DEV_KERNARG")])
-def test_accelerators_have_their_own_environment(matrix: Matrix, target: str, name: str) -> None:
-    assert name in dockerfile(matrix, target, "registry")
-    assert name not in dockerfile(matrix, "cpu", "registry")
-
-
-def test_conditional_environment_is_not_baked(matrix: Matrix) -> None:
-    assert "HSA_NO_SCRATCH_RECLAIM" not in dockerfile(matrix, "rocm", "registry")
-
-
 def test_bootstrap_base_needs_no_registry(matrix: Matrix) -> None:
     text = dockerfile(matrix, "cpu", "bootstrap")
     assert "FROM scratch AS base" in text

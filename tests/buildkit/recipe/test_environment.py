@@ -1,6 +1,5 @@
 """The run-time environment tables: their format, and the values they give on known hosts."""
 
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -172,8 +171,3 @@ specifier = st.lists(
 )
 def test_every_valid_condition_is_kept_unchanged(when: dict[str, Any]) -> None:
     assert parse(when=when).when == when
-
-
-def test_tables_are_plain_toml(matrix: Matrix) -> None:
-    for path in (matrix.images / "env").glob("*.toml"):
-        assert tomllib.loads(path.read_text())["env"]

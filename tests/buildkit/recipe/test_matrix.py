@@ -8,10 +8,6 @@ from buildkit.recipe.matrix import TOOLKIT, Matrix, load_matrix
 from buildkit.recipe.project import find_project
 
 
-def test_repository_has_the_three_targets(matrix: Matrix) -> None:
-    assert list(matrix.targets) == ["cpu", "cuda", "rocm"]
-
-
 def test_every_pin_is_exact_or_bounded(matrix: Matrix) -> None:
     for target in matrix.targets.values():
         for variant in target.variants.values():
@@ -31,10 +27,6 @@ def test_proven_variants_say_where_and_when(matrix: Matrix) -> None:
     for target in matrix.targets.values():
         for variant in target.variants.values():
             assert (variant.status == "proven") == bool(variant.proof), variant.identifier
-
-
-def test_default_variant_is_the_first(matrix: Matrix) -> None:
-    assert matrix.variant("cpu") is next(iter(matrix.targets["cpu"].variants.values()))
 
 
 def test_unknown_target_names_the_nearest(matrix: Matrix) -> None:

@@ -88,14 +88,12 @@ def test_amd_nodes_that_share_a_machine_get_render_nodes_of_their_own(tmp_path: 
     ]
 
 
-def test_more_nodes_than_gpus_share_all_of_them(tmp_path: Path) -> None:
-    flags = container_flags(request("cuda", nodes=9), machine_of(DGX, tmp_path), "job")
-    assert values(flags, "gpus") == ["all"]
-
-
-def test_one_gpu_of_many(tmp_path: Path) -> None:
-    flags = container_flags(request("cuda", gpus=1), machine_of(DGX, tmp_path))
-    assert values(flags, "gpus") == ['"device=0"']
+@pytest.mark.parametrize(("asked", "gpus"), [({"nodes": 9}, "all"), ({"gpus": 1}, '"device=0"')])
+def test_nodes_share_gpus_that_are_too_few_and_leave_the_others(
+    tmp_path: Path, asked: dict[str, int], gpus: str
+) -> None:
+    flags = container_flags(request("cuda", **asked), machine_of(DGX, tmp_path), "job")
+    assert values(flags, "gpus") == [gpus]
 
 
 @pytest.mark.parametrize("count", [0, 4, 8])

@@ -355,7 +355,7 @@ def buildkit(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("shown", [*TEXTS, *TEMPLATED, "slurm"])
+@pytest.mark.parametrize("shown", ["docker", "kubernetes", "slurm"])
 def test_print_needs_no_engine_and_no_gpu(shown: str) -> None:
     done = buildkit("run", "--target", "cuda", "--nodes", "2", "--print", shown)
     assert done.returncode == 0, done.stderr

@@ -49,18 +49,17 @@ def options_of(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-@pytest.mark.parametrize(("target", "host"), [("cpu", BARE), ("cuda", DGX), ("rocm", MI300X)])
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_bash_and_shellcheck_accept_it(
-    tmp_path: Path, container: str, target: str, host: Host, exclusive: bool
-) -> None:
-    path = tmp_path / "job.sh"
-    options = SlurmOptions(container=container, exclusive=exclusive)
-    path.write_text(script(tmp_path, target, host, options, environment=("A=$x 'y'",)))
-    subprocess.run(["bash", "-n", path], check=True)
+def test_bash_and_shellcheck_accept_it(tmp_path: Path, container: str) -> None:
+    hosts = {"cpu": BARE, "cuda": DGX, "rocm": MI300X}
+    paths = [tmp_path / f"{target}-{exclusive}.sh" for target in hosts for exclusive in ("exclusive", "shared")]
+    for path in paths:
+        target, _, exclusive = path.stem.partition("-")
+        options = SlurmOptions(container=container, exclusive=exclusive == "exclusive")
+        path.write_text(script(tmp_path / path.stem, target, hosts[target], options, environment=("A=$x 'y'",)))
+        subprocess.run(["bash", "-n", path], check=True)
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    done = subprocess.run(["shellcheck", "--severity=warning", path], capture_output=True, text=True, check=False)
+    done = subprocess.run(["shellcheck", "--severity=warning", *paths], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 

@@ -3,7 +3,6 @@
 import http.server
 import json
 import logging
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from buildkit.recipe.matrix import Matrix, Variant, load_matrix
 from buildkit.registry.content import IMAGE, INDEX, digest_of
 from buildkit.supply.base import Bootstrapped
 from buildkit.supply.resolve import write_lock
+from tests.serving import serving
 
 
 class BaseRegistry(http.server.ThreadingHTTPServer):
@@ -63,15 +63,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def registry() -> Iterator[BaseRegistry]:
-    server = BaseRegistry()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(BaseRegistry()) as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from buildkit.recipe.extension import Extension
 from buildkit.recipe.lock import Lock, parse_pins
 from buildkit.recipe.matrix import Variant, load_matrix
 from buildkit.supply.extension_wheels import resolve_extension
-from tests.buildkit.stand_ins import StandIn, serving, write_wheel
+from tests.buildkit.stand_ins import Index, StandIn, write_wheel
+from tests.serving import serving
 
 TAG = "py3-none-any"
 LOCKED = (
@@ -43,7 +44,7 @@ def host(tmp_path: Path) -> Iterator[HostSettings]:
     (tmp_path / "wheels").mkdir()
     for wheel in (*LOCKED, *OFFERED):
         write_wheel(wheel, tmp_path / "wheels", os.urandom(8))
-    with serving(tmp_path / "wheels") as index:
+    with serving(Index(tmp_path / "wheels")) as index:
         yield replace(read_host({}, tmp_path, tmp_path), default_index=index.address)
 
 

@@ -15,7 +15,8 @@ from buildkit.recipe.matrix import Base, Matrix, load_matrix
 from buildkit.recipe.platform import AMD64, ARM64, choose_platform, host_platform
 from buildkit.supply.resolve import plain_lock, write_lock
 from tests.buildkit.conftest import PYPROJECT
-from tests.buildkit.stand_ins import StandIn, serving, write_wheel
+from tests.buildkit.stand_ins import Index, StandIn, write_wheel
+from tests.serving import serving
 
 
 def test_names_and_locks_of_arm64_are_their_own(matrix: Matrix) -> None:
@@ -43,7 +44,7 @@ def test_a_lock_holds_the_wheels_of_its_platform(project: Path, tmp_path: Path) 
     wheels.mkdir()
     write_wheel(StandIn("thing", "1.0", "cp311-cp311-manylinux_2_28_x86_64", ("missing-on-arm64",)), wheels)
     write_wheel(StandIn("thing", "1.0", "cp311-cp311-manylinux_2_28_aarch64", (), ("thing/libnccl.so.2",)), wheels)
-    with serving(wheels) as index:
+    with serving(Index(wheels)) as index:
         write_lock(matrix, variant, replace(read_host({}), default_index=index.address), tmp_path / "cache")
         assert lock_path(matrix, variant).name == "small-arm64.txt"
         assert read_lock(matrix, variant).wheels["thing"].libraries == ("libnccl.so.2",)

@@ -6,7 +6,6 @@ import http.server
 import io
 import json
 import random
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from buildkit.recipe.matrix import Base
 from buildkit.supply.only_wheels import only_wheels
 from buildkit.supply.simple_index import OfferedFile, local_offers, offered_wheels, remote_offers
 from buildkit.supply.wheel_facts import Pin, read_wheel_facts
+from tests.serving import serving
 
 NAME = "some_thing-1.0+cpu-py3-none-any.whl"
 QUOTED = NAME.replace("+", "%2B")
@@ -105,28 +105,22 @@ class IndexHandler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def serve(index: Index) -> Iterator[Index]:
-    with index:
-        thread = threading.Thread(target=index.serve_forever)
-        thread.start()
-        yield index
-        index.shutdown()
-        thread.join()
-
-
 @pytest.fixture(params=[(JSON, json.dumps(PAGE)), ("text/html; charset=utf-8", LINKS)], ids=["json", "html"])
 def index(request: pytest.FixtureRequest) -> Iterator[Index]:
-    yield from serve(Index(*request.param))
+    with serving(Index(*request.param)) as index:
+        yield index
 
 
 @pytest.fixture
 def index_without_ranges() -> Iterator[Index]:
-    yield from serve(Index(JSON, json.dumps(PAGE), ranges=False))
+    with serving(Index(JSON, json.dumps(PAGE), ranges=False)) as index:
+        yield index
 
 
 @pytest.fixture
 def other_server() -> Iterator[Index]:
-    yield from serve(Index("application/json", '{"hello": "world"}'))
+    with serving(Index("application/json", '{"hello": "world"}')) as index:
+        yield index
 
 
 @pytest.fixture

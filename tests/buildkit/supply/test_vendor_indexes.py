@@ -27,10 +27,10 @@ from tests.buildkit.stand_ins import (
     WHEELS,
     Index,
     StandIn,
-    serving,
     write_wheel,
     write_wheels,
 )
+from tests.serving import serving
 
 DIGEST = f"sha256:{'1' * 64}"
 
@@ -38,7 +38,7 @@ DIGEST = f"sha256:{'1' * 64}"
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Index]:
     write_wheels(tmp_path / "wheels")
-    with serving(tmp_path / "wheels") as index:
+    with serving(Index(tmp_path / "wheels")) as index:
         yield index
 
 
@@ -186,7 +186,7 @@ def test_an_index_for_one_distribution_serves_nothing_else(
         requirements=(TORCH, "idna"),
         indexes={INDEX: VendorIndex("torch", only=("torch",))},
     )
-    with serving(tmp_path / "other") as other:
+    with serving(Index(tmp_path / "other")) as other:
         host = replace(mirrored(index), default_index=other.address)
         lock = lock_for_build(checkout, variant, host, tmp_path / "cache", locked=False)
     assert lock.versions == {"idna": "3.10", "torch": VERSIONS["torch"], "triton": VERSIONS["triton"]}

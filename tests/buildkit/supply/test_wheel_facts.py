@@ -1,7 +1,6 @@
 """Facts are read from the wheel itself, in a folder of this host."""
 
 import struct
-import threading
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from buildkit.host.settings import HostSettings
 from buildkit.recipe.lock import Pin
 from buildkit.recipe.matrix import Base
 from buildkit.supply.wheel_facts import is_named, library_architectures, read_wheel_facts
+from tests.serving import serving
 
 BASE = Base("debian12", "debian:bookworm-slim", "3.11", "2.36")
 METADATA = """Metadata-Version: 2.1
@@ -64,14 +64,11 @@ def test_an_index_that_sends_us_to_no_address_is_named(tmp_path: Path, address: 
     (tmp_path / "thing").mkdir()
     name = "thing-1.0-py3-none-any.whl"
     (tmp_path / "thing" / "index.html").write_text(f'<html><body><a href="{address}{name}">{name}</a></body></html>')
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         host = HostSettings(f"http://127.0.0.1:{server.server_port}", (), (), (), None, {}, "")
         with pytest.raises(LockError, match="a wheel's contents could not be read"):
             read_wheel_facts([Pin("thing", "1.0", frozenset())], BASE, host, [], [], frozenset())
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize(

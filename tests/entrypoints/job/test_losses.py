@@ -1,7 +1,6 @@
 """Nodes that are lost, silent, stopped, or come back; spares; signals while the job runs."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -39,15 +38,6 @@ def test_a_lost_head_ends_the_job(start_node: Start) -> None:
     assert "node 0 (localhost) lost: connection" in ended.stderr
 
 
-def test_a_silent_worker_is_lost(start_node: Start) -> None:
-    head, worker = running_pair(start_node)
-    worker.signal_all(signal.SIGSTOP)
-    ended = head.wait()
-    worker.signal_all(signal.SIGCONT)
-    assert ended.status == 13
-    assert "lost: no heartbeat for 10 s" in ended.stderr
-
-
 def test_a_command_that_fails_because_of_a_silent_node_does_not_hide_it(start_node: Start) -> None:
     """As Ray's actors there die, or stop to answer, before `launch` counts the node as lost."""
     head, worker = running_pair(start_node, "echo up; sleep 6; exit 5")
@@ -60,9 +50,7 @@ def test_a_command_that_fails_because_of_a_silent_node_does_not_hide_it(start_no
 
 def test_a_command_that_fails_by_itself_ends_the_job_at_once(start_node: Start) -> None:
     head, worker = running_pair(start_node, "echo up; exit 5")
-    began = time.monotonic()
     assert (head.wait().status, worker.wait().status) == (5, 5)
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("rank", [0, 1])

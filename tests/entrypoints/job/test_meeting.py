@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import Start, free_port, listening, running_pair
-
-
-def test_all_nodes_exit_with_the_commands_status(start_node: Start) -> None:
-    worker = start_node(1, "--no-ray", "--", "echo", "not here")
-    head = start_node(0, "--no-ray", "--", "sh", "-c", "echo $SLIPWAY_NODE_COUNT; exit 7")
-    assert (head.wait().status, worker.wait().status) == (7, 7)
+from tests.entrypoints.conftest import Start, listening, running_pair
+from tests.serving import free_port
 
 
 def test_the_command_runs_on_the_head_only_and_without_the_secret(start_node: Start) -> None:
@@ -28,9 +23,7 @@ def test_the_command_runs_on_the_head_only_and_without_the_secret(start_node: St
 
 
 def test_other_tasks_of_a_node_wait_and_exit_with_the_same_status(start: Start) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
     common = {**step, "SLURM_NODEID": "0", "SLIPWAY_TOKEN": "open sesame, please", "SLIPWAY_CONTROL_PORT": port}
     head = start("--no-ray", "--", "sh", "-c", "echo up; sleep 2; exit 9", **common, SLURM_LOCALID="0")
@@ -44,9 +37,7 @@ def test_other_tasks_of_a_node_wait_and_exit_with_the_same_status(start: Start) 
 
 
 def test_a_task_that_connects_after_the_command_gets_its_status(start: Start) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
     step |= {
         "SLURM_NODEID": "0",

@@ -11,8 +11,9 @@ from entrypoints.environments import detect
 from entrypoints.host.tree import Tree
 from entrypoints.wire.job_directory import shared_home
 from entrypoints.wire.rendezvous import HeadNote, leave, meeting_place
-from tests.entrypoints.conftest import Launch, Start, free_port
+from tests.entrypoints.conftest import Launch, Start
 from tests.entrypoints.wire.test_reach import dropping
+from tests.serving import free_port
 
 
 def start_mpi_task(start: Start, rank: int, directory: Path, *arguments: str) -> Launch:

@@ -10,7 +10,8 @@ import pytest
 
 from entrypoints.wire import handshake
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
-from tests.entrypoints.conftest import Start, free_port
+from tests.entrypoints.conftest import Start
+from tests.serving import free_port
 
 
 def test_strangers_on_the_control_port_are_ignored(start_node: Start) -> None:

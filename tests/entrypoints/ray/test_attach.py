@@ -118,13 +118,9 @@ def test_a_malformed_note_is_no_note(tmp_path: Path, text: str) -> None:
     assert_nothing_is_found(tmp_path)
 
 
-def test_a_directory_that_others_may_enter_is_ignored(tmp_path: Path) -> None:
-    leave_cluster(tmp_path).path.chmod(0o755)
-    assert_nothing_is_found(tmp_path)
-
-
-def test_a_note_that_others_can_read_is_ignored(tmp_path: Path) -> None:
-    (leave_cluster(tmp_path).path / "attach.json").chmod(0o644)
+@pytest.mark.parametrize(("name", "mode"), [("", 0o755), ("attach.json", 0o644)])
+def test_what_others_may_read_is_ignored(tmp_path: Path, name: str, mode: int) -> None:
+    (leave_cluster(tmp_path).path / name).chmod(mode)
     assert_nothing_is_found(tmp_path)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.entrypoints.conftest import Start, free_port
+from tests.entrypoints.conftest import Start
 from tests.entrypoints.ray.conftest import SMALL
+from tests.serving import free_port
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

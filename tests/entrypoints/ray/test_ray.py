@@ -277,12 +277,10 @@ def test_the_death_of_ray_on_any_node_ends_the_job(start_node: Start, rank: int,
     pair = start_pair(start_node, "sh", "-c", "echo up; exec sleep 60")
     assert pair[0].read_line() == "up"
     below = [pid for launch in pair for pid in descendants(launch.pid)]
-    began = time.monotonic()
     os.kill(find(pair[rank], name), signal.SIGKILL)
     ends = [launch.wait() for launch in pair]
     assert [end.status for end in ends] == [13, 13]
     assert all(f"lost: its {name} died (killed by SIGKILL)" in end.stderr for end in ends)
-    assert time.monotonic() - began < 10
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
@@ -397,11 +395,9 @@ def test_a_start_that_ran_into_rays_own_time_limit_is_repeated_within_the_deadli
 
 
 def test_the_deadline_covers_ray(start: Start) -> None:
-    began = time.monotonic()
     ended = start(*SMALL, "--deadline", "1", "--", "true").wait()
     assert ended.status == 14
     assert "the deadline of 1 s passed while waiting for Ray on the head" in ended.stderr
-    assert time.monotonic() - began < 10
 
 
 def test_after_a_loss_the_command_restarts_on_a_new_cluster(start_node: Start, tmp_path: Path) -> None:

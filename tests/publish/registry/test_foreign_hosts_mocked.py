@@ -2,9 +2,7 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -15,6 +13,7 @@ from buildkit.registry.content import Descriptor, digest_of
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 from tests.publish.conftest import PASSWORD, USER
+from tests.serving import serving
 
 BASIC = f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"
 CONTENT = b"content"
@@ -71,14 +70,8 @@ class MockedHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hosts() -> Iterator[tuple[MockedHost, MockedHost]]:
     """A registry that wants the password, and the storage to which it sends its callers."""
-    with ExitStack() as stack:
-        registry, storage = (stack.enter_context(MockedHost(challenge)) for challenge in ('Basic realm="r"', ""))
+    with serving(MockedHost('Basic realm="r"')) as registry, serving(MockedHost()) as storage:
         registry.elsewhere = storage.address
-        for server in (registry, storage):
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(server.shutdown)
         yield registry, storage
 
 

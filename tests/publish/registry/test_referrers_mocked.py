@@ -1,7 +1,6 @@
 """The referrers API of OCI 1.1. Debian's docker-registry lacks it, so the registry here is a small stand-in."""
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,6 +11,7 @@ from buildkit.registry.content import IMAGE, INDEX, digest_of
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 from tests.publish.conftest import push_image
+from tests.serving import serving
 
 
 class MockedRegistry(ThreadingHTTPServer):
@@ -72,13 +72,8 @@ class MockedHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[MockedRegistry]:
-    server = MockedRegistry()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(MockedRegistry()) as server:
+        yield server
 
 
 def test_mocked_referrers_api_makes_the_fallback_tag_unnecessary(server: MockedRegistry) -> None:

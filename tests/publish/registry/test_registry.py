@@ -155,7 +155,10 @@ def test_registry_killed_while_it_receives(own_server: Server) -> None:
 
 
 def test_full_disk_is_named_at_once(tmp_path: Path, authority) -> None:
-    """On a tmpfs of one megabyte, in a mount namespace that ends with the registry."""
+    """On a tmpfs of one megabyte, in a mount namespace that ends with the registry.
+
+    The client would be patient for longer than a test may take.
+    """
     become_root = () if os.geteuid() == 0 else ("--map-root-user",)
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     # In a chroot `/` is no mount point, and its propagation cannot be changed.
@@ -165,10 +168,8 @@ def test_full_disk_is_named_at_once(tmp_path: Path, authority) -> None:
     server = make_server(tmp_path, authority, wrapper=wrapper)
     server.start()
     try:
-        start = time.monotonic()
         with pytest.raises(RegistryError, match="has no space left") as error:
-            connect(server, "test/full", patience=30).put_blob(os.urandom(2**21), "application/octet-stream")
-        assert time.monotonic() - start < 10
+            connect(server, "test/full", patience=600).put_blob(os.urandom(2**21), "application/octet-stream")
         assert "free space" in error.value.hint
     finally:
         server.kill()

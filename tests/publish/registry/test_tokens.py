@@ -4,13 +4,10 @@ import base64
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -25,8 +22,8 @@ from buildkit.registry.client import Registry
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 from tests.publish.conftest import PASSWORD, USER, Server, connect, make_server, push_image
+from tests.serving import serving
 
-Running = TypeVar("Running", bound=ThreadingHTTPServer)
 SERVICE, ISSUER = "test registry", "test issuer"
 
 
@@ -77,18 +74,6 @@ class TokenHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-@contextmanager
-def serving(server: Running) -> Iterator[Running]:
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

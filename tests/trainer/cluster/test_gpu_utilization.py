@@ -1,7 +1,7 @@
 """How busy GPUs are. NVML is a fake, because the real one needs NVIDIA's driver; AMD's files are a recorded tree."""
 
 import sys
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,12 +73,34 @@ def test_amds_gpus_are_numbered_as_the_driver_lists_them(monkeypatch: pytest.Mon
     assert read() == {"0": 0.97, "1": 0.03}
 
 
+class Clock:
+    """Time that passes only while the sampler sleeps, which lasts until the test lets it pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._sleeping, self._over = threading.Semaphore(0), threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self._sleeping.release()
+        self._over.acquire()
+        self.now += seconds
+
+    def let_pass(self, intervals: int) -> None:
+        """Returns once the sampler has taken a sample after each interval."""
+        for _ in range(intervals):
+            assert self._sleeping.acquire(timeout=10)
+            self._over.release()
+        assert self._sleeping.acquire(timeout=10)
+        self._sleeping.release()
+
+
 def test_a_mean_covers_the_last_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_utilization, "INTERVAL", 0.01)
-    value = [1.0]
-    sampler = GpuSampler(lambda: {"0": value[0]})
-    time.sleep(0.2)
-    value[0] = 0.5
-    time.sleep(0.3)
-    assert sampler.mean(0.1) == {"0": 0.5}
-    assert 0.5 < sampler.mean(60.0)["0"] < 1.0
+    clock, shares = Clock(), iter([1.0, 0.75, 0.5])
+    monkeypatch.setattr(gpu_utilization, "time", clock)
+    sampler = GpuSampler(lambda: {"0": next(shares)})
+    clock.let_pass(2)
+    assert sampler.mean(gpu_utilization.INTERVAL / 2) == {"0": 0.5}
+    assert sampler.mean(60.0) == {"0": 0.75}

@@ -25,14 +25,6 @@ from trainer.models.weight_files import check_weights, parameter_count
 ROOT = Path(trainer.__file__).parents[1]  # the tested code, not the copy of the trainer in the image
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "actor"
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, path)
-    return path
-
-
 def changed(model: Path, path: Path, file: str, change: Callable[[dict[str, Any]], None]) -> Path:
     """A copy of a model with one of its files changed."""
     shutil.copytree(model, path)

@@ -9,15 +9,6 @@ from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.models.overrides import with_overrides
 from trainer.models.pretrained import load_language_model
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "small"
-    tokenizer = build_tokenizer(["1 + 2"])
-    save_model(create_model(tokenizer, ModelShape(1, 32, 64, 2, 1), 0), tokenizer, directory)
-    return directory
 
 
 def settings(model: Path, output: Path, **entries: object) -> Config:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainer.small_model import write_small_model
 from trainer.errors import DataError
 from trainer.models.export import write_language_model
 from trainer.models.pretrained import (
@@ -40,9 +41,7 @@ class Tokenizer(PreTrainedTokenizerFast):
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model that names code of its own for everything that Transformers looks up."""
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    directory = tmp_path / "model"
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory)
+    directory = write_small_model(tmp_path / "model")
     (directory / "code.py").write_text(CODE.format(mark=str(tmp_path / "it_ran")))
     kinds = {"AutoConfig": "code.Config", "AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}
     kinds |= dict.fromkeys(("AutoModelForCausalLM", "AutoModelForSequenceClassification"), "code.Model")

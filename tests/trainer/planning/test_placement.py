@@ -13,7 +13,7 @@ from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.small import ModelShape, build_tokenizer, create_model
 from trainer.models.weight_files import parameter_count
 from trainer.planning.memory import GRAPHS_GIB, PROCESS_GIB, Share, alternatives, check_fit, copies_gib, shares, table
 from trainer.planning.placement import engine_slots, place_roles, roles_of
@@ -32,14 +32,6 @@ def on_cpu() -> list[Slot]:
 
 
 SLOTS = slots(None)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "model"
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, path)
-    return path
 
 
 def config(model: Path, **sections: Any) -> Config:

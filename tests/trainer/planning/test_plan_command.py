@@ -5,15 +5,6 @@ from pathlib import Path
 import pytest
 
 from trainer.cli import main
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "model"
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, path)
-    return path
 
 
 def plan(*arguments: str) -> int:

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.serving import serving
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.records import retrying
@@ -45,13 +46,8 @@ def nobodys_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def answering() -> Iterator[str]:
     """The address of a server that answers every request with 404."""
-    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,9 +70,7 @@ def test_a_command_goes_on_after_the_reader_of_its_console_ended(tmp_path: Path)
 
 def test_a_command_goes_on_while_nobody_reads_its_console(tmp_path: Path) -> None:
     with started(tmp_path, stderr=subprocess.PIPE) as process:
-        began = time.monotonic()
         assert ended_well(tmp_path, process)
-        assert time.monotonic() - began < 50
 
 
 def test_a_reader_gets_every_line_in_order(tmp_path: Path) -> None:

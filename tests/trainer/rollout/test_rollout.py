@@ -17,7 +17,6 @@ from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.truncation import Truncation, truncated
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, WorkerError
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.sampling import request_seed
 from trainer.rollout.vllm.settings import engine_environment, weight_settings
 from trainer.weights.arrival import check_in_place, checked
@@ -119,10 +118,8 @@ def test_vllm_loads_the_exported_model(results: dict[str, Any]) -> None:
     assert results["first tokens of the export"] == results["first tokens of the trainer"]
 
 
-def test_vllm_reserves_memory_for_adapted_layers_only(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(["1 + 2"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "model")
-    sections = {"model": {"path": tmp_path / "model", "dtype": "float32"}, "actor": {"lora": {"rank": 20}}}
+def test_vllm_reserves_memory_for_adapted_layers_only(model: Path) -> None:
+    sections = {"model": {"path": model, "dtype": "float32"}, "actor": {"lora": {"rank": 20}}}
     sections["rollout"] = {"lora": "adapters"}
     settings = weight_settings(Config.model_validate(sections), "cpu")
     assert settings["max_lora_rank"] == 32
@@ -238,9 +235,7 @@ def test_agreement_counts_ratios_and_ignores_masked_tokens() -> None:
     assert results["rollout/ratio_outside_tenth"] == 0.5  # exp(-0.2) and exp(0.2), not exp(-0.05)
 
 
-def test_an_engine_without_memory_for_a_response_names_the_settings(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "model")
+def test_an_engine_without_memory_for_a_response_names_the_settings(model: Path) -> None:
     program = """
 import sys
 from pathlib import Path
@@ -256,7 +251,7 @@ except WorkerError as error:
 """
     environment = {**os.environ, **engine_environment(enforce_eager=True), "PYTHONPATH": str(PROGRAM.parents[3])}
     run = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "model"],
+        [sys.executable, "-c", program, model],
         env=environment,
         capture_output=True,
         text=True,

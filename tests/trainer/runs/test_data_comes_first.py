@@ -12,7 +12,6 @@ from trainer.config.tree import Config
 from trainer.data.arithmetic import write_arithmetic, write_preferences
 from trainer.data.formats.schema import write_table
 from trainer.errors import ConfigError, DataError
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.runs.offline.dpo import train_on_preferences
 from trainer.runs.offline.kto import train_on_labels
 from trainer.runs.offline.sft import fine_tune
@@ -26,14 +25,6 @@ class Dataset:
     def __len__(self): return 3
     def __getitem__(self, index): return Prompt(index, (1, 2), "3", "mine" if index else "gsm8k", "1 + 2?")
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "model"
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, path)
-    return path
 
 
 @pytest.fixture(autouse=True)

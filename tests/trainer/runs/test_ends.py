@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from trainer.data.arithmetic import write_arithmetic
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.runs.checkpoints.checkpoint import last_checkpoint, read_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -22,13 +21,11 @@ PATIENCE = 240.0
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def inputs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[str]:
     directory = tmp_path_factory.mktemp("inputs")
     train, _, held_out = write_arithmetic(directory / "data", 64, 4, 9, 0.75, 0)
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
     return [
-        *(f"model.path={directory}/model", f"data.train_files={train}", f"data.validation_files={held_out}"),
+        *(f"model.path={model}", f"data.train_files={train}", f"data.validation_files={held_out}"),
         *("data.max_prompt_length=128", "data.max_response_length=16", "data.train_batch_size=4"),
         *("rollout.samples_per_prompt=2", "rollout.engine=transformers", "actor.mini_batch_size=8"),
         *("algorithm.advantage=grpo", "algorithm.kl_coefficient=0", "trainer.test_freq=-1"),

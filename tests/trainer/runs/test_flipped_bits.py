@@ -21,7 +21,7 @@ from trainer.runs.checkpoints.checkpoint import last_checkpoint
 from trainer.runs.checkpoints.manifest import whole
 from trainer.runs.reproduction.certificate import read_certificate
 
-FLIPS = 2500
+FLIPS = 1000
 CHECKPOINT = Path("checkpoints") / "step_000002"
 
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.runs.checkpoints import slow_trajectories
+from tests.trainer.small_model import write_small_model
 from tests.trainer.whole_run import DEADLINE, Run, Runs, workers_of
 from trainer.errors import CheckpointError
-from trainer.models.small import ModelShape, create_model, save_model
 from trainer.records.files.records import WAITS_ROWS, read_records
 from trainer.records.files.run_files import recorded_trajectories
 from trainer.records.pages.report import SLOWEST, write_report
@@ -241,10 +241,9 @@ def test_a_killed_reward_worker_is_replaced_and_a_run_that_fails_saves_its_finis
 
 
 def test_a_checkpoint_of_another_model_is_refused_at_once(uninterrupted: Run, runs: Runs, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(runs.model)
-    save_model(create_model(tokenizer, ModelShape(), seed=1), tokenizer, tmp_path / "other")
+    other = write_small_model(tmp_path / "other", seed=1)
     checkpoint = uninterrupted.directory / "checkpoints" / "step_000002"
-    run = runs.start("refused", f"model.path={tmp_path / 'other'}", f"trainer.resume={checkpoint}")
+    run = runs.start("refused", f"model.path={other}", f"trainer.resume={checkpoint}")
     status, errors = run.end()
     assert status == 4
     assert "belongs to another model" in errors

@@ -20,7 +20,9 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("recipe", ["gsm8k_lora_1gpu", "math_gspo_7b_8gpu", "dpo_pairs_8gpu"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("gsm8k_lora_1gpu", marks=pytest.mark.full), "math_gspo_7b_8gpu", "dpo_pairs_8gpu"]
+)
 def test_a_recipe_trains(runs: Runs, tmp_path: Path, recipe: str) -> None:
     settings = {**SMALL, "model.path": runs.model, "trainer.output_dir": runs.directory}
     command, (train, held_out) = "train", runs.data

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -112,31 +113,6 @@ def test_log_probs_with_mocked_full_memory_are_the_same_and_the_limit_stays_low(
     assert memory.calls - calls == 3
 
 
-def test_mocked_full_memory_in_a_micro_batch_of_one_row_is_an_error() -> None:
-    small = worker(micro_batch_size=1)
-    FullMemory({0}).in_forward(small.engine.network.decoder.layers[0])
-    with pytest.raises(MemoryFullError, match="the GPU's memory is full: CUDA out of memory") as caught:
-        small.forward(rows())
-    assert caught.value.lowered is None
-
-
-def test_one_of_several_ranks_with_mocked_full_memory_leaves_the_retry_to_the_run() -> None:
-    small = worker(ranks=2, micro_batch_tokens=10_000)
-    FullMemory({0}).in_forward(small.engine.network.decoder.layers[0])
-    with pytest.raises(MemoryFullError) as caught:
-        small.forward(rows())
-    assert caught.value.lowered == LoweredLimit("actor.micro_batch_tokens", 10_000, 24)
-    assert small.take_lowered() == []
-
-
-def test_a_loss_that_depends_on_the_micro_batch_keeps_its_limit_with_mocked_full_memory() -> None:
-    small = worker(policy_loss="clip_cov")
-    FullMemory({0}).in_forward(small.engine.network.decoder.layers[0])
-    with pytest.raises(MemoryFullError) as caught:
-        small.forward(rows())
-    assert caught.value.lowered is None
-
-
 def test_retries_with_mocked_full_memory_have_a_limit() -> None:
     small = worker(micro_batch_tokens=10_000)
     small.engine.lowered = lambda _, limit: replace(limit, tokens=limit.value - 1)
@@ -145,3 +121,24 @@ def test_retries_with_mocked_full_memory_have_a_limit() -> None:
     with pytest.raises(MemoryFullError):
         small.forward(rows())
     assert memory.calls == MOST_RETRIES + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "lowered"),
+    [
+        ({"micro_batch_size": 1}, None),  # one row cannot be split
+        ({"policy_loss": "clip_cov"}, None),  # a loss that depends on the micro-batch keeps its limit
+        ({"ranks": 2, "micro_batch_tokens": 10_000}, LoweredLimit("actor.micro_batch_tokens", 10_000, 24)),
+    ],
+    ids=["a single row", "a loss of the micro-batch", "one of several ranks"],
+)
+def test_mocked_full_memory_that_a_pass_cannot_repeat_is_an_error(
+    settings: dict[str, Any], lowered: LoweredLimit | None
+) -> None:
+    """One of several ranks leaves the retry to the run."""
+    small = worker(**settings)
+    FullMemory({0}).in_forward(small.engine.network.decoder.layers[0])
+    with pytest.raises(MemoryFullError, match="the GPU's memory is full: CUDA out of memory") as caught:
+        small.forward(rows())
+    assert caught.value.lowered == lowered
+    assert small.take_lowered() == []

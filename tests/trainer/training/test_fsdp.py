@@ -1,9 +1,6 @@
 """The training engine on one, two and four ranks, compared with a plain model and across numbers of ranks."""
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,34 +11,20 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.trainer.training import rank_program
+from tests.trainer.training.ranks import run_ranks
 from trainer.training.loss_scale import GROWTH_INTERVAL, LossScale
-from trainer.training.ranks.process_group import interface_of, open_store
+from trainer.training.ranks.process_group import interface_of
 
 PROGRAM = Path(rank_program.__file__)
-
-
-def run_ranks(world_size: int, directory: Path) -> dict[str, Any]:
-    store = open_store("127.0.0.1", world_size, timeout=60)
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(world_size), str(store.port), directory], env=environment
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        assert [rank.wait(timeout=240) for rank in ranks] == [0] * world_size
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return torch.load(directory / f"world_{world_size}.pt", weights_only=False)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """Results of two ranks, of one that continued from their checkpoint, and of four that continued from that one's."""
     directory = tmp_path_factory.mktemp("fsdp")
-    return {world_size: run_ranks(world_size, directory) for world_size in (2, 1, 4)}
+    for world_size in (2, 1, 4):
+        run_ranks(PROGRAM, world_size, directory)
+    return {size: torch.load(directory / f"world_{size}.pt", weights_only=False) for size in (1, 2, 4)}
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,5 @@
 """Every optimizer on two ranks: compared with torch's on one, offloaded, and resumed in the middle of a schedule."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.trainer.training import optimizer_program
-from trainer.training.ranks.process_group import open_store
+from tests.trainer.training.ranks import run_ranks
 
 PROGRAM = Path(optimizer_program.__file__)
 CASES = list(optimizer_program.CASES)
@@ -20,15 +17,7 @@ CASES = list(optimizer_program.CASES)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("optimizers")
-    store = open_store("127.0.0.1", 2, timeout=60)
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
-    arguments = ["2", str(store.port), str(directory)]
-    ranks = [subprocess.Popen([sys.executable, PROGRAM, str(rank), *arguments], env=environment) for rank in range(2)]
-    try:
-        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(PROGRAM, 2, directory)
     return dict(torch.load(directory / "found.pt", weights_only=False))
 
 

@@ -1,8 +1,5 @@
 """Every policy loss through the real engine: the gradient is the same for 1, 2 and 4 ranks and any micro-batches."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +8,18 @@ import torch
 from torch.testing import assert_close
 
 from tests.trainer.training import loss_program
-from trainer.training.ranks.process_group import open_store
+from tests.trainer.training.ranks import run_ranks
 
 PROGRAM = Path(loss_program.__file__)
 RANKS = (1, 2, 4)
 
 
-def run_ranks(world_size: int, directory: Path) -> Any:
-    store = open_store("127.0.0.1", world_size, timeout=60)
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(world_size), str(store.port), directory], env=environment
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        assert [rank.wait(timeout=200) for rank in ranks] == [0] * world_size
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return torch.load(directory / f"losses_{world_size}.pt", weights_only=False)
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     directory = tmp_path_factory.mktemp("losses")
-    return {world_size: run_ranks(world_size, directory) for world_size in RANKS}
+    for world_size in RANKS:
+        run_ranks(PROGRAM, world_size, directory)
+    return {size: torch.load(directory / f"losses_{size}.pt", weights_only=False) for size in RANKS}
 
 
 @pytest.mark.parametrize("world_size", RANKS)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +13,6 @@ from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.errors import WorkerError
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.roles.factories import make_actor, make_rollout
 from trainer.rollout.engines import Engines, EngineWorker
 from trainer.rollout.sampling import Response, SamplingRequest
@@ -25,14 +25,12 @@ REQUESTS = [SamplingRequest((5, 6, 7 + row), 1.0, seed=row) for row in range(8)]
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
+def groups(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Groups]:
     """Two engines and an actor, whose weights are the model's."""
     directory = tmp_path_factory.mktemp("repair")
-    tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
     config = Config.model_validate(
         {
-            "model": {"path": directory / "model"},
+            "model": {"path": model},
             "rollout": {"engine": "transformers", "timeout": 10, "max_repairs": 1},
             "actor": {"learning_rate": 1e-2},
         }

@@ -69,15 +69,11 @@ def test_gspo_is_aggregated_as_in_verl_0_9_and_earlier_versions_are_noted(
     assert any("earlier versions averaged over each response" in note for note in notes) == noted
 
 
-def test_the_mean_over_responses_of_geo_mean_is_noted() -> None:
-    _, notes = actor(f"{ACTOR}.policy_loss.loss_mode=geo_mean")
-    assert any("verl 0.9 adds up the means of micro-batches" in note for note in notes)
-
-
 def test_a_constant_length_divides_the_losses_of_both_roles() -> None:
     normed = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"
     config, notes = translated(normed, f"{ACTOR}.loss_scale_factor=700")
     assert (config.actor.loss_scale_length, config.critic.loss_scale_length) == (700, 700)
+    assert config.critic.loss_aggregation == config.actor.loss_aggregation == "seq-mean-token-sum-norm"
     assert not notes
     config, _ = translated(normed, f"{ACTOR}.loss_scale_factor=700", "critic.loss_agg_mode=token-mean")
     assert (config.actor.loss_scale_length, config.critic.loss_scale_length) == (700, None)
@@ -85,22 +81,22 @@ def test_a_constant_length_divides_the_losses_of_both_roles() -> None:
     assert (config.actor.loss_scale_length, config.critic.loss_scale_length) == (700, 500)
 
 
-def test_without_a_constant_length_that_of_verl_is_noted() -> None:
-    config, notes = translated(f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
-    assert config.actor.loss_scale_length is None
-    assert any("verl 0.9 divides by the longest response of each micro-batch" in note for note in notes)
-
-
-def test_a_length_that_divides_nothing_is_noted() -> None:
-    config, notes = translated(f"{ACTOR}.loss_scale_factor=700")
-    assert config.actor.loss_scale_length is None
-    assert any("loss_scale_factor has no effect" in note for note in notes)
-
-
-def test_a_parameter_that_the_loss_ignores_is_noted() -> None:
-    settings, notes = actor(f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=10.0")
-    assert settings.clip_dual == 3.0
-    assert f"{ACTOR}.clip_ratio_c has no effect: the policy loss gspo does not use it" in notes
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        (["policy_loss.loss_mode=geo_mean"], "verl 0.9 adds up the means of micro-batches"),
+        (["loss_agg_mode=seq-mean-token-sum-norm"], "verl 0.9 divides by the longest response of each micro-batch"),
+        (["loss_scale_factor=700"], "loss_scale_factor has no effect"),
+        (
+            ["policy_loss.loss_mode=gspo", "clip_ratio_c=10.0"],
+            f"{ACTOR}.clip_ratio_c has no effect: the policy loss gspo does not use it",
+        ),
+    ],
+)
+def test_what_differs_from_verl_or_has_no_effect_is_noted(line: list[str], note: str) -> None:
+    settings, notes = actor(*(f"{ACTOR}.{setting}" for setting in line))
+    assert any(note in given for given in notes)
+    assert (settings.loss_scale_length, settings.clip_dual) == (None, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +129,6 @@ def test_dro_needs_its_weight() -> None:
     assert actor(mode, f"{ACTOR}.policy_loss.dro_beta=0.5")[0].dro_beta == 0.5
     with pytest.raises(ConfigError, match="loss_mode=dro needs a weight"):
         actor(mode)
-
-
-def test_actor_and_critic_share_the_aggregation() -> None:
-    config, _ = load_config([], [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=4096"])
-    for role in (config.actor, config.critic):
-        assert (role.loss_aggregation, role.loss_scale_length) == ("seq-mean-token-sum-norm", 4096)
 
 
 @pytest.mark.parametrize(

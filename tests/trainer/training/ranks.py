@@ -1,0 +1,27 @@
+"""Programs of several ranks, each a process of this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer.training.ranks.process_group import open_store
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def run_ranks(program: Path, world_size: int, directory: Path) -> None:
+    """Runs `program RANK WORLD_SIZE PORT DIRECTORY` once for each rank; all have to succeed."""
+    store = open_store("127.0.0.1", world_size, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    arguments = [str(world_size), str(store.port), str(directory)]
+    ranks = [
+        subprocess.Popen([sys.executable, program, str(rank), *arguments], env=environment)
+        for rank in range(world_size)
+    ]
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0] * world_size
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
