@@ -106,6 +106,12 @@ class RewardError(TrainerError):
     exit_code = 6
 
 
+class FailedResponsesError(TrainerError):
+    """More responses of a step failed than `rollout.max_failed_share` allows."""
+
+    exit_code = 6
+
+
 class WatchdogError(TrainerError):
     """A watchdog with the action `stop` raised an alarm."""
 

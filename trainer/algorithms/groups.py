@@ -44,6 +44,11 @@ def group_sizes(groups: Tensor) -> Tensor:
     return groups.bincount()[groups]
 
 
+def in_large_groups(learning: Tensor, groups: Tensor, smallest: int) -> Tensor:
+    """The learning rows of groups in which at least `smallest` rows learn, [rows] bool; `learning` is [rows] bool."""
+    return learning & (sum_by_group(learning.long(), groups)[groups] >= smallest)
+
+
 def sum_by_group(values: Tensor, groups: Tensor) -> Tensor:
     """Sum of values [rows, ...] per group: [groups, ...]."""
     return values.new_zeros(int(groups.max()) + 1, *values.shape[1:]).index_add(0, groups, values)

@@ -34,14 +34,17 @@ _WEIGHTS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-def resampled_rows(scores: Tensor, resampling: Resampling, exponent: float, generator: Generator) -> Tensor:
-    """As many row indices as there are rows, drawn with replacement in proportion to the weights of their scores.
+def resampled_rows(
+    scores: Tensor, resampling: Resampling, exponent: float, generator: Generator, count: int | None = None
+) -> Tensor:
+    """`count` row indices, by default as many as there are rows, drawn with replacement in proportion to the weights of
+    their scores.
 
     Args:
         scores: [rows] float, with the penalty for long responses and without a KL.
 
     Returns:
-        [rows] int64.
+        [count] int64.
     """
     weights = _WEIGHTS[resampling](scores, exponent) + 1e-8
-    return weights.multinomial(len(scores), replacement=True, generator=generator)
+    return weights.multinomial(count or len(scores), replacement=True, generator=generator)

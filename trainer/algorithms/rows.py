@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from trainer.algorithms.losses.aggregation import Aggregation
 from trainer.rows import Row
@@ -35,6 +35,15 @@ class Sampled:
     squared_probabilities: Tensor | None = None
     weights: Tensor | None = None
     components: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def rows(self, index: Tensor) -> Self:
+        """The selected rows; `index` is [rows] bool."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        components = {name: values[index] for name, values in self.components.items()}
+        chosen = {
+            name: None if value is None else value[index] for name, value in given.items() if name != "components"
+        }
+        return type(self)(**chosen, components=components)
 
 
 class Advantages(NamedTuple):

@@ -1,5 +1,6 @@
 """The command `samples`."""
 
+from math import isnan
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ def samples(
     from trainer.records.trajectories import show
 
     rows = recorded_trajectories(run, step, validation)
-    ordered = sorted(rows, key=lambda row: row["reward"])
+    ordered = sorted((row for row in rows if not isnan(row["reward"])), key=lambda row: row["reward"])
     chosen = (ordered[::-1][:best] if best else []) + (ordered[:worst] if worst else [])
     for row in chosen or rows[:4]:
         emit(show(row) + "\n")

@@ -19,6 +19,7 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt
+from trainer.errors import FailedResponsesError
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.conversations.tool_agent import ToolAgent
 from trainer.experience.environment import Program
@@ -46,6 +47,7 @@ class Scores:
     `greedy` [rows] holds the scores of greedy responses to the same prompts, for algorithms with a greedy baseline,
     length penalties included. `by_token` holds the parts of each row's score that are earned before the last token:
     (position among the tokens that the policy sampled, reward). `parts` holds the named numbers of each row's reward.
+    `left_out` [rows] bool marks rows without a score, which learn nothing; None: no row.
     """
 
     values: Tensor
@@ -53,11 +55,24 @@ class Scores:
     greedy: Tensor | None = None
     by_token: Sequence[Sequence[tuple[int, float]]] = ()
     parts: Sequence[Mapping[str, float]] = ()
+    left_out: Tensor | None = None
+
+    @property
+    def answered(self) -> Tensor:
+        """Which rows have a score, [rows] bool."""
+        return torch.ones(len(self.values), dtype=torch.bool) if self.left_out is None else ~self.left_out
+
+    @property
+    def recorded(self) -> list[float]:
+        """The score of each row, NaN for a row without one."""
+        recorded: list[float] = self.values.where(self.answered, torch.nan).tolist()
+        return recorded
 
     def components(self) -> dict[str, Tensor]:
         """Each number that every reward has, by name, [rows] float32; `score` is the score itself."""
-        names = set.intersection(*(set(parts) for parts in self.parts)) if self.parts else set()
-        numbers = {name: torch.tensor([float(parts[name]) for parts in self.parts]) for name in sorted(names)}
+        shared = [set(parts) for parts, answered in zip(self.parts, self.answered, strict=False) if answered]
+        names = set.intersection(*shared) if shared else set()
+        numbers = {name: torch.tensor([float(parts.get(name, 0.0)) for parts in self.parts]) for name in sorted(names)}
         return {"score": self.values, **numbers}
 
 
@@ -144,8 +159,9 @@ class Collector:
             return experience
         scores = self._wait_for_scores(experience, phase)
         with phase("generate"):
-            greedy_scores = self.greedy_scores(experience.prompts)
-        return replace(experience, scores=completed(replace(scores, greedy=greedy_scores)))
+            greedy_scores, without_baseline = self.greedy_scores(experience.prompts)
+        left_out = ~scores.answered | without_baseline
+        return replace(experience, scores=completed(replace(scores, greedy=greedy_scores, left_out=left_out)))
 
     def _with_informative_groups(self, step: int, phase: Phase) -> Experience:
         """Draws prompts until those whose responses differ in score fill a batch (dynamic sampling, DAPO).
@@ -160,7 +176,7 @@ class Collector:
         for _ in count() if most is None else range(most):
             drawn, sampled = self._sampled(step, phase, first_row=len(prompts))
             with phase("reward"):
-                scored += self.score(drawn, sampled)
+                scored += self._scored(drawn, sampled)
             prompts, responses = prompts + drawn, responses + sampled
             if int(self._informative(scored).sum()) >= wanted:
                 break
@@ -168,7 +184,8 @@ class Collector:
         rows = self._informative(scored).logical_not().int().argsort(stable=True)[:wanted].tolist()
         metrics = scores.metrics | {"rollout/sampling_rounds": len(prompts) / wanted}
         by_token, parts = [scores.by_token[row] for row in rows], [scores.parts[row] for row in rows]
-        chosen = Scores(scores.values[rows], metrics, by_token=by_token, parts=parts)
+        left_out = ~scores.answered[rows]
+        chosen = Scores(scores.values[rows], metrics, by_token=by_token, parts=parts, left_out=left_out)
         return Experience([prompts[row] for row in rows], [responses[row] for row in rows], completed(chosen))
 
     def _sampled(self, step: int, phase: Phase, first_row: int) -> tuple[list[Prompt], list[Trajectory]]:
@@ -188,7 +205,13 @@ class Collector:
         return experience
 
     def _scores(self, prompts: list[Prompt], rows: list[Trajectory]) -> Scores:
-        return self.summarized(prompts, rows, self.score(prompts, rows))
+        return self.summarized(prompts, rows, self._scored(prompts, rows))
+
+    def _scored(self, prompts: list[Prompt], rows: list[Trajectory]) -> list[Scored]:
+        """The rewards of a step's responses. Raises FailedResponsesError if too many have failed."""
+        scored = self.score(prompts, rows)
+        check_failed_share(scored, self.config.rollout.max_failed_share)
+        return scored
 
     def _wait_for_scores(self, experience: Experience, phase: Phase) -> Scores:
         with phase("reward"):
@@ -205,21 +228,34 @@ class Collector:
 
     def summarized(self, prompts: Sequence[Prompt], rows: Sequence[Trajectory], scored: Sequence[Scored]) -> Scores:
         """The scores of finished responses as a tensor, with their metrics."""
+        left_out = self._left_out(scored)
+        counted = [score for score, out in zip(scored, left_out, strict=True) if not out]
+        answered = [prompt for prompt, out in zip(prompts, left_out, strict=True) if not out]
         metrics = {
             "rollout/informative_fraction": self._informative(scored).float().mean().item(),
             "reward/failed": failed_fraction(scored),
-            **{f"reward/{name}": value for name, value in mean_parts(scored).items()},
-            **{f"reward/info/{name}": value for name, value in mean_info(scored).items()},
-            **{f"reward/source/{name}": value for name, value in mean_by_source(prompts, scored).items()},
+            **failed_shares(scored),
+            **{f"reward/{name}": value for name, value in mean_parts(counted).items()},
+            **{f"reward/info/{name}": value for name, value in mean_info(counted).items()},
+            **{f"reward/source/{name}": value for name, value in mean_by_source(answered, counted).items()},
             **_conversation_metrics(rows),
         }
         values = torch.tensor([score.value for score in scored])
         parts = [score.numbers for score in scored]
-        return Scores(values, metrics, by_token=[score.by_token for score in scored], parts=parts)
+        by_token = [score.by_token for score in scored]
+        return Scores(values, metrics, by_token=by_token, parts=parts, left_out=torch.tensor(left_out))
+
+    def _left_out(self, scored: Sequence[Scored]) -> list[bool]:
+        """Which responses failed and get no score."""
+        return [score.cause is not None and self.config.reward.failure_score is None for score in scored]
 
     def _informative(self, scored: Sequence[Scored]) -> Tensor:
-        """Which responses differ in score from others to the same prompt, [rows] bool."""
-        return informative_groups(torch.tensor([score.value for score in scored]), self.groups(len(scored)))
+        """Which responses belong to a prompt whose answers differ in score, [rows] bool."""
+        groups, counted = self.groups(len(scored)), ~torch.tensor(self._left_out(scored))
+        if not counted.any():
+            return counted
+        values = torch.tensor([score.value for score in scored])[counted]
+        return torch.isin(groups, groups[counted][informative_groups(values, groups[counted])])
 
     def groups(self, rows: int) -> Tensor:
         """The number of each row's prompt, [rows] int64."""
@@ -233,12 +269,14 @@ class Collector:
         longest = self.config.data.max_response_length
         return scores + overlong_penalty(lengths, longest, reward.overlong_buffer, reward.overlong_penalty)
 
-    def greedy_scores(self, prompts: Sequence[Prompt]) -> Tensor:
-        """The score of the greedy response to each row's prompt, [rows]; sampled once per prompt. A long response
-        is penalised as a sampled one is: otherwise the baseline would reward long sampled responses."""
+    def greedy_scores(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
+        """The score of the greedy response to each row's prompt, [rows], and whether it failed, [rows] bool; sampled
+        once per prompt. A long response is penalised as a sampled one is: otherwise the baseline would reward long
+        sampled responses."""
         rows, scored = self._greedy(prompts[:: self.samples])
         scores = torch.tensor([score.value for score in scored])
-        return self.shaped(scores, lengths_of(rows)).repeat_interleave(self.samples)
+        shaped, left_out = self.shaped(scores, lengths_of(rows)), torch.tensor(self._left_out(scored))
+        return shaped.repeat_interleave(self.samples), left_out.repeat_interleave(self.samples)
 
     def validate(self) -> Validation:
         """Responses to the held-out prompts.
@@ -299,10 +337,10 @@ class Collector:
         return [score or next(scored) for score in settled]
 
     def _failed(self, prompt: Prompt) -> Scored | None:
-        """A failed score where only the conversation itself could have given one, and did not."""
+        """The score where only the conversation itself could have given one, and did not: an answer all the same."""
         if has_scorer(self.config.reward, prompt.data_source) or not may_score_itself(self.config):
             return None
-        return Scored(self.config.reward.failure_score, "the conversation ended without a score")
+        return Scored(self.config.reward.failure_score or 0.0, "the conversation ended without a score")
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
         return decode(self.data.tokenizer, responses)
@@ -357,6 +395,28 @@ def failed_fraction(scored: Sequence[Scored]) -> float:
     if failures:
         logger.warning("%d of %d rewards failed, the first one: %s", len(failures), len(scored), failures[0])
     return len(failures) / len(scored)
+
+
+def failed_shares(scored: Sequence[Scored]) -> dict[str, float]:
+    """Metrics: the share of responses that are no answer, and the shares by cause."""
+    causes = Counter(score.cause for score in scored if score.cause)
+    by_cause = {f"rollout/failed/{cause}": number / len(scored) for cause, number in sorted(causes.items())}
+    return {"rollout/failed": causes.total() / len(scored), **by_cause}
+
+
+def check_failed_share(scored: Sequence[Scored], most: float) -> None:
+    """Raises FailedResponsesError if more than this share of a step's responses failed."""
+    failed = [score for score in scored if score.cause]
+    if not failed or len(failed) <= most * len(scored):
+        return
+    causes = ", ".join(f"{number} {cause}" for cause, number in Counter(score.cause for score in failed).most_common())
+    first = failed[0]
+    raise FailedResponsesError(
+        f"{len(failed)} of {len(scored)} responses of a step failed ({causes}), more than "
+        f"rollout.max_failed_share={most:g} allows, the first one: {first.failure}"
+        + (f"\n\n{first.traceback.rstrip()}" if first.traceback else ""),
+        hint="fix the cause; a higher rollout.max_failed_share leaves more responses out of the training",
+    )
 
 
 def mean_parts(scored: Sequence[Scored]) -> dict[str, float]:

@@ -148,6 +148,7 @@ class _Scores(BaseModel):
     greedy: list[float] | None
     by_token: list[list[tuple[int, float]]]
     parts: list[dict[str, float]]
+    left_out: list[bool] | None = None
 
     @staticmethod
     def of(scores: Scores) -> "_Scores":
@@ -157,11 +158,13 @@ class _Scores(BaseModel):
             greedy=None if scores.greedy is None else scores.greedy.tolist(),
             by_token=[list(row) for row in scores.by_token],
             parts=[dict(row) for row in scores.parts],
+            left_out=None if scores.left_out is None else scores.left_out.tolist(),
         )
 
     def scores(self) -> Scores:
         greedy = None if self.greedy is None else torch.tensor(self.greedy)
-        return Scores(torch.tensor(self.values), self.metrics, greedy, self.by_token, self.parts)
+        left_out = None if self.left_out is None else torch.tensor(self.left_out)
+        return Scores(torch.tensor(self.values), self.metrics, greedy, self.by_token, self.parts, left_out)
 
 
 class _Step(BaseModel):

@@ -46,6 +46,9 @@ METRICS: dict[str, str] = {
     "reference/kl_coefficient": "weight of that KL in the reward, which adaptive control moves",
     "reference/kl_by_response": "mean over responses of each one's KL per token, which adaptive control compares with "
     "algorithm.kl_target",
+    "rollout/failed": "share of responses that are no answer, because an environment, a program or the reward failed",
+    "rollout/failed/CAUSE": "the same, by cause: reward_error, reward_timeout, environment_error, program_error",
+    "rollout/dropped_groups": "prompts left out because too few of their responses are answers",
     "rollout/response_length": "mean length of a response, tokens",
     "rollout/truncated_fraction": "share of responses that data.max_response_length cut",
     "rollout/rejected_fraction": "share of tokens that algorithm.rejection excludes from training",

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         "prompt": _TEXT,
         "response": _TEXT,
         "ground_truth": _TEXT,  # JSON unless it is text
-        "reward": pa.float32(),
+        "reward": pa.float32(),  # NaN: the response failed and has none
         "scores": _TEXT,  # JSON: the parts of the reward by name, if it has any
         "tokens": pa.int64(),
         # With trainer.trajectories.per_token, an entry per token of the response; otherwise null.

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+Cause = Literal["reward_error", "reward_timeout", "environment_error", "program_error"]
+"""Why a response is no answer, as in the metrics `rollout/failed/CAUSE`."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Scored:
-    """The reward of a response. If scoring failed, `value` is `reward.failure_score`, `failure` says why, and
-    `traceback` where in the user's code.
+    """The reward of a response. If scoring failed, `value` is `reward.failure_score`, or 0 without that, `failure` says
+    why, and `traceback` where in the user's code. `cause` is set if the response is no answer.
 
     With a reward model, `parts` holds the scores of rule and model, from which `value` is computed. `info` holds
     further numbers of the rule or function, to be logged. `pred` is the answer in the response: validation lets several
@@ -43,6 +46,7 @@ class Scored:
     by_token: tuple[tuple[int, float], ...] = ()
     pred: str | None = None
     traceback: str = ""
+    cause: Cause | None = None
 
     @property
     def rule(self) -> float:

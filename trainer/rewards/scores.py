@@ -8,10 +8,15 @@ from typing import Any
 
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
-from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.answer import Answer, Cause, Scored
 
 _SHOWN = 200  # characters of a response in an error
 _LARGEST = 1e18  # of a reward; losses hold its square in float32
+
+
+def failed_score(settings: RewardConfig, cause: Cause, reason: str, traceback: str = "") -> Scored:
+    """The score of a response that failed; it learns only with `reward.failure_score`."""
+    return Scored(settings.failure_score or 0.0, reason, traceback=traceback, cause=cause)
 
 
 def as_scored(returned: Any, answer: Answer) -> Scored:

@@ -10,7 +10,7 @@ import urllib3
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.scores import as_scored
+from trainer.rewards.scores import as_scored, failed_score
 
 _PAUSE = 0.5  # seconds before the first retry; later pauses double
 
@@ -45,9 +45,9 @@ class RewardServer:
         if isinstance(scores, str):
             if len(answers) > 1:
                 return [scored for answer in answers for scored in self._part([answer])]
-            return [Scored(self._settings.failure_score, scores)]
+            return [failed_score(self._settings, "reward_error", scores)]
         return [
-            Scored(self._settings.failure_score, "the reward server returned null")
+            failed_score(self._settings, "reward_error", "the reward server returned null")
             if score is None
             else as_scored(score, answer)
             for score, answer in zip(scores, answers, strict=True)

@@ -39,7 +39,7 @@ def check_sources(config: Config, counts: Counts) -> list[str]:
     return [
         *notes,
         f"{problem}: a conversation that ends without a score of its own, like one cut at data.max_response_length, "
-        f"gets reward.failure_score={reward.failure_score:g}",
+        f"scores {reward.failure_score or 0:g}",
     ]
 
 

@@ -6,12 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.algorithms.groups import in_large_groups
 from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate, mean_over_responses
 from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
-from trainer.algorithms.rows import Sampled
+from trainer.algorithms.rows import Advantages, Sampled
 from trainer.algorithms.token_rewards import move_to_tokens, on_trained_tokens, token_rewards
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
@@ -35,13 +36,18 @@ def with_advantages(
 ) -> Estimated:
     """The batch with advantages, returns and corrections per token.
 
-    Its mask contains only the tokens that train: those that are neither rejected nor in a truncated response.
+    Its mask contains only the tokens that train: those that are neither rejected nor in a response that is truncated,
+    failed, or in a group with too few answers. A failed response is no part of any baseline.
     """
     config = collector.config
     algorithm, mask = config.algorithm, batch.response_mask
     shaped = collector.shaped(scores.values, experience.lengths)
     rewards, metrics, kl_coefficient = _rewards(batch, shaped, config, kl_coefficient)
     move_to_tokens(rewards, scores.by_token, mask)
+    groups, answered = collector.groups(len(batch)), scores.answered
+    learning = in_large_groups(answered, groups, _smallest_group(config))
+    metrics["rollout/dropped_groups"] = float(len(groups.unique()) - len(groups[learning].unique()))
+    batch = batch.with_(response_mask=mask & learning.unsqueeze(1))
     if not config.engines_know_old_log_probs and batch.rollout_log_probs is not None:
         mass = config.rollout.truncation.smallest_mass
         metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask, mass)
@@ -51,9 +57,11 @@ def with_advantages(
     metrics["rollout/truncated_fraction"] = truncated.float().mean().item()
     if algorithm.mask_truncated:
         batch = batch.with_(response_mask=batch.response_mask & ~truncated.unsqueeze(1))
-    groups, trained = collector.groups(len(batch)), batch.response_mask
+    trained = batch.response_mask
     if not trained.any():
-        logger.warning("no token of this step trains: the limit cut every response, or the correction rejected all")
+        logger.warning(
+            "no token of this step trains: responses failed, the limit cut them, or the correction rejected them"
+        )
     sampled = Sampled(
         on_trained_tokens(rewards, trained),
         trained,
@@ -65,24 +73,51 @@ def with_advantages(
         batch.corrections,
         scores.components() if algorithm.estimator.needs_components else {},
     )
-    estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
+    estimated = _estimated(sampled, learning, config)
     batch = batch.with_(advantages=estimated.advantages.float())
     if estimated.returns is not None:
         batch = batch.with_(returns=estimated.returns.float())
         metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, trained)
-    metrics["reward/mean"] = scores.values.mean().item()
+    metrics["reward/mean"] = scores.values[answered].mean().item()
     metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
     return Estimated(batch, scores.metrics | metrics, kl_coefficient)
 
 
 def resampled(batch: Batch, experience: Experience, scores: Scores, collector: Collector, step: int) -> Batch:
-    """The rows to learn from: all, or as many drawn by score."""
+    """The rows to learn from: all, or as many drawn by score from those that have one."""
     algorithm = collector.config.algorithm
     if algorithm.resampling == "none":
         return batch
     generator = torch.Generator().manual_seed(request_seed(collector.config.trainer.seed, step, -1, 0))
-    shaped = collector.shaped(scores.values, experience.lengths)
-    return batch.rows(resampled_rows(shaped, algorithm.resampling, algorithm.resampling_power, generator))
+    answered = scores.answered.nonzero().squeeze(1)
+    if not len(answered):
+        return batch
+    shaped = collector.shaped(scores.values, experience.lengths)[answered]
+    drawn = resampled_rows(shaped, algorithm.resampling, algorithm.resampling_power, generator, count=len(batch))
+    return batch.rows(answered[drawn])
+
+
+def _smallest_group(config: Config) -> int:
+    """The least number of answers to a prompt for which the estimator has a baseline."""
+    estimator = config.algorithm.estimator
+    return (
+        max(2, estimator.smallest_group) if estimator.compares_groups and config.rollout.samples_per_prompt > 1 else 1
+    )
+
+
+def _estimated(sampled: Sampled, learning: Tensor, config: Config) -> Advantages:
+    """The advantages of the learning rows alone, [rows] bool; 0 in all others."""
+    estimator = config.algorithm.estimator
+    nothing = torch.zeros(sampled.mask.shape, dtype=sampled.rewards.dtype)
+    if not learning.any():
+        return Advantages(nothing, nothing if estimator.needs_critic else None)
+    estimated = estimator.estimate(sampled.rows(learning), **estimator.values(config.algorithm))
+    return Advantages(
+        *(
+            None if part is None else nothing.to(part.dtype).masked_scatter(learning.unsqueeze(1), part)
+            for part in estimated
+        )
+    )
 
 
 def _rewards(
@@ -108,6 +143,8 @@ def _rewards(
 def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dict[str, float]]:
     """The batch with correction weights and without rejected tokens in its mask, and metrics of both."""
     mask, metrics = batch.response_mask, {}
+    if not mask.any():
+        return batch, {}
     weights, bounded, accepted, ratio = correction.apply(batch.old_log_probs, batch.rollout_log_probs, mask)
     if correction.rejection:
         batch = batch.with_(response_mask=accepted)

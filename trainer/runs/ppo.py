@@ -172,7 +172,7 @@ class PpoStep:
     def record_samples(self, number: int, experience: Experience, scores: Scores) -> None:
         """Records some responses, but not again if the step is taken again."""
         if number > self.sampled_step:
-            self.tracker.log_samples(number, self.records.samples(experience, scores.values.tolist()))
+            self.tracker.log_samples(number, self.records.samples(experience, scores.recorded))
             self.sampled_step = number
 
     def update(self, number: int, batch: Batch, metrics: Metrics) -> None:

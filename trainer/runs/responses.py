@@ -68,7 +68,7 @@ class ResponseRecords:
 
     def _rows_of_step(self, experience: Experience, scores: Scores, batch: Batch) -> list[Row]:
         responses = experience.responses
-        rows = self._rows(experience.prompts, responses, scores.values.tolist(), scores.parts)
+        rows = self._rows(experience.prompts, responses, scores.recorded, scores.parts)
         if not self._settings.per_token:
             return rows
         log_probs = batch.rollout_log_probs if batch.old_log_probs is None else batch.old_log_probs

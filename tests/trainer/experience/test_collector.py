@@ -11,7 +11,7 @@ import torch
 from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
-from trainer.errors import RewardError, WorkerError
+from trainer.errors import FailedResponsesError, RewardError, WorkerError
 from trainer.experience.collector import Collector, Experience, Scores, completed
 from trainer.experience.reward_workers import Scorer
 from trainer.experience.run_data import RunData
@@ -115,6 +115,57 @@ def test_a_conversation_without_a_score_of_its_own_counts_as_failed_if_no_rule_k
     made.close()
 
 
+FAILED = Scored(0.0, "environment: it died", cause="environment_error")
+
+
+def scored_by_environment(made: Collector, *scores: Scored) -> Scores:
+    """The scores of a step whose environment scored each row."""
+    prompts = [Prompt(row // made.samples, (1,), "", "", "") for row in range(len(scores))]
+    rows = [Trajectory((1,), 1.0, 0, 4, token_ids=[3], mask=[True], scored=score) for score in scores]
+    return made.experience(prompts, rows, Phases()).scores.result(30)
+
+
+def test_a_failed_response_is_in_no_mean_of_rewards() -> None:
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards)
+    scores = scored_by_environment(made, Scored(1.0, info={"acc": 1.0}), FAILED, Scored(1.0), Scored(1.0))
+    assert scores.answered.tolist() == [True, False, True, True]
+    assert [value == value for value in scores.recorded] == [True, False, True, True]
+    failed = {"rollout/failed": 0.25, "rollout/failed/environment_error": 0.25, "reward/info/acc": 1.0}
+    assert scores.metrics.items() >= failed.items()
+    assert scores.metrics["rollout/informative_fraction"] == 0  # a failure is no lower score
+    made.close()
+
+
+def test_with_a_failure_score_a_failed_response_is_an_answer_with_that_score() -> None:
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards, failure_score=0.0)
+    scores = scored_by_environment(made, Scored(1.0), FAILED, Scored(1.0), Scored(1.0))
+    assert scores.answered.all()
+    assert scores.recorded == [1.0, 0.0, 1.0, 1.0]
+    assert scores.metrics["rollout/failed"] == 0.25
+    assert scores.metrics["rollout/informative_fraction"] == 1
+    made.close()
+
+
+def test_a_run_stops_when_too_many_responses_of_a_step_fail() -> None:
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards)
+    raised = Scored(0.0, "KeyError: 'x'", traceback="Traceback: line 3\n", cause="reward_error")
+    scored_by_environment(made, FAILED, FAILED, Scored(1.0), Scored(0.0))  # half of them may
+    with pytest.raises(FailedResponsesError) as caught:
+        scored_by_environment(made, raised, FAILED, raised, Scored(0.0))
+    message = (
+        "3 of 4 responses of a step failed (2 reward_error, 1 environment_error), more than "
+        "rollout.max_failed_share=0.5 allows, the first one: KeyError: 'x'\n\nTraceback: line 3"
+    )
+    assert (str(caught.value), caught.value.exit_code) == (message, 6)
+    made.close()
+
+
 def test_the_age_of_weights_is_a_mean_over_sampled_tokens() -> None:
     of_one_version = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 2, 2])
     of_two = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 3, 3])
@@ -138,7 +189,9 @@ def test_a_greedy_baseline_is_penalised_for_its_length_as_a_sampled_response_is(
     played: Any = type("Played", (), methods)()
     made.conversations = played
     prompts = [Prompt(row, (1,), "1", "", "") for row in range(2) for _ in range(made.samples)]
-    assert made.greedy_scores(prompts).tolist() == [1.0] * made.samples + [0.0] * made.samples
+    scores, left_out = made.greedy_scores(prompts)
+    assert scores.tolist() == [1.0] * made.samples + [0.0] * made.samples
+    assert not left_out.any()
     made.close()
 
 

@@ -116,7 +116,7 @@ def test_a_function_that_can_be_called_is_ready(tmp_path: Path, source: str) -> 
 
 def test_the_traceback_of_a_failure_shows_the_users_own_frames(pool: RewardPool, file: Path) -> None:
     (failed,) = pool.score(answers("raise"))
-    assert failed.failure == "KeyError: 'no such thing'"
+    assert (failed.failure, failed.cause) == ("KeyError: 'no such thing'", "reward_error")
     first, frame, *_, last = failed.traceback.strip().splitlines()
     assert (first, last) == ("Traceback (most recent call last):", failed.failure)
     assert f'File "{file}"' in frame
@@ -140,6 +140,7 @@ def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: Rewa
         "KeyError: 'no such thing'",
         "the reward process died",
     ]
+    assert [score.cause for score in scores if score.cause] == ["reward_timeout", "reward_error", "reward_error"]
     assert [score.value for score in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
 
 

@@ -75,6 +75,7 @@ def test_a_failure_costs_one_sample(url: str) -> None:
     assert [score.value for score in scores] == [1.0, -1.0, -1.0, 1.0]
     assert "status 400" in scores[1].failure
     assert scores[2].failure == "the reward server returned null"
+    assert [score.cause for score in scores] == [None, "reward_error", "reward_error", None]
 
 
 def test_a_server_that_is_busy_is_asked_again(url: str) -> None:

@@ -88,7 +88,7 @@ def test_a_run_whose_conversations_score_themselves_says_what_becomes_of_the_oth
     assert note == (
         "no reward rule knows these data sources: /data/train.parquet: 'mine' (3 prompts); /data/test.parquet: 'mine' "
         "(1 prompts): a conversation that ends without a score of its own, like one cut at data.max_response_length, "
-        "gets reward.failure_score=0"
+        "scores 0"
     )
     assert check_sources(config, {(TEST, "openai/gsm8k"): 5}) == []
 

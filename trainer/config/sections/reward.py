@@ -108,7 +108,10 @@ class RewardConfig(Section):
         "anyway",
     )
     timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
-    failure_score: float = Field(0.0, description="score of a response whose reward raised or timed out")
+    failure_score: float | None = Field(
+        None,
+        description="score of a response that failed (`rollout/failed`); null: it is in no loss and no baseline",
+    )
     overlong_buffer: int = Field(
         0,
         ge=0,

@@ -89,6 +89,9 @@ class RolloutConfig(Section):
     environment_timeout: float = Field(
         10.0, gt=0, description="seconds without an answer after which an environment counts as failed"
     )
+    max_failed_share: float = Field(
+        0.5, ge=0, le=1, description="share of failed responses in a step above which the run stops"
+    )
     environment_calls: int = Field(
         64,
         gt=0,

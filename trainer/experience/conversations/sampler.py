@@ -27,8 +27,8 @@ from trainer.experience.environment import (
 )
 from trainer.experience.programs.host import Programs
 from trainer.experience.trajectory import Trajectory
-from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.scores import as_scored
+from trainer.rewards.answer import Answer
+from trainer.rewards.scores import as_scored, failed_score
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import Response
 
@@ -261,8 +261,8 @@ class Conversations:
         return call_each(calls, self._config.rollout.environment_timeout)
 
     def _fail(self, row: Trajectory, failure: Failure) -> None:
-        """Gives the trajectory the score of a failed reward; the run continues."""
-        row.scored = Scored(self._config.reward.failure_score, f"environment: {failure.reason}")
+        """Marks the trajectory as failed."""
+        row.scored = failed_score(self._config.reward, "environment_error", f"environment: {failure.reason}")
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -22,6 +22,7 @@ from trainer.experience.programs.process import ProgramProcess, command_of
 from trainer.experience.programs.wire import BadRequestError
 from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Scored
+from trainer.rewards.scores import failed_score
 
 logger = logging.getLogger(__name__)
 
@@ -216,8 +217,8 @@ class Programs:
             self._end(agent)
 
     def _fail(self, row: Trajectory, agent: ProgramAgent, reason: str) -> None:
-        """Costs the trajectory its reward. One without a turn still needs tokens: the policy answers its prompt."""
-        row.scored = Scored(self._config.reward.failure_score, f"program: {reason}")
+        """Marks the trajectory as failed. One without a turn still needs tokens: the policy answers its prompt."""
+        row.scored = failed_score(self._config.reward, "program_error", f"program: {reason}")
         row.done = bool(row.token_ids)
         agent.failed, agent.asking = True, not row.done
         self._end(agent)

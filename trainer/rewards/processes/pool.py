@@ -8,10 +8,11 @@ from typing import Self
 
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import ConfigError, RewardError, WorkerError
-from trainer.rewards.answer import Answer, Reply, Scored
+from trainer.rewards.answer import Answer, Cause, Reply, Scored
 from trainer.rewards.function import time_limit
 from trainer.rewards.processes.channel import BrokenChannelError, readable
 from trainer.rewards.processes.reward_process import START_SECONDS, RewardProcess
+from trainer.rewards.scores import failed_score
 
 _MOST_AT_ONCE = 16  # answers that a process gets in one message
 _MOST_STARTS = 3  # starts in a row that may fail, once one has succeeded
@@ -96,12 +97,14 @@ class RewardPool:
 
     def _take(self, process: RewardProcess, waiting: deque[tuple[int, Answer]], scored: dict[int, Scored]) -> None:
         """Adds a process's rewards to `scored`. If the process is lost, its other answers are queued again."""
+        cause: Cause = "reward_error"
         try:
             for row, reply in process.replies():
                 scored[row] = self._result(reply)
             self._failed_starts = 0 if process.ready else self._failed_starts
             if not process.busy or process.deadline > time.monotonic():
                 return
+            cause = "reward_timeout"
             reason = (
                 f"no reward within {time_limit(self._settings, process.pending[0][1]):g} s" if process.ready else ""
             )
@@ -121,7 +124,7 @@ class RewardPool:
             )
         count = len(process.pending) if self._batched else min(1, len(process.pending))
         lost = [process.pending.popleft() for _ in range(count)]
-        scored.update({row: self._failed(reason) for row, _ in lost})
+        scored.update({row: self._failed(cause, reason) for row, _ in lost})
         waiting.extendleft(reversed(process.pending))
 
     def _lose(self, process: RewardProcess) -> None:
@@ -131,7 +134,7 @@ class RewardPool:
     def _result(self, reply: Reply) -> Scored:
         if reply.refusal:
             raise RewardError(*reply.refusal)
-        return self._failed(reply.failure, reply.traceback) if reply.failure else reply.scored
+        return self._failed("reward_error", reply.failure, reply.traceback) if reply.failure else reply.scored
 
-    def _failed(self, reason: str, traceback: str = "") -> Scored:
-        return Scored(self._settings.failure_score, reason, traceback=traceback)
+    def _failed(self, cause: Cause, reason: str, traceback: str = "") -> Scored:
+        return failed_score(self._settings, cause, reason, traceback)

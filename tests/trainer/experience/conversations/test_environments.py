@@ -257,7 +257,7 @@ def test_an_environment_that_fails_costs_one_conversation(
     row, _ = converse(tokenizer, ["a", "b"], worlds, name, environment_timeout=2)
     assert row.turns == 1
     assert row.scored is not None
-    assert row.scored.value == 0.0
+    assert row.scored.cause == "environment_error"
     assert re.search(reason, row.scored.failure)
 
 

@@ -94,7 +94,7 @@ def test_a_program_that_fails_costs_its_trajectory(
         assert row.scored.failure == "program: status 3: n=2 is not supported"
     else:
         assert reason in row.scored.failure
-    assert (row.scored.value, row.turns, row.done) == (0.0, turns, True)
+    assert (row.scored.cause, row.turns, row.done) == ("program_error", turns, True)
     assert row.environment.failed
     assert all(row.mask)
 
