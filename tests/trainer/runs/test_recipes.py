@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.pairs import write_preferences
 from tests.trainer.whole_run import ROOT, Runs
-from trainer.data.arithmetic import write_preferences
 
 RECIPES = ROOT / "examples" / "recipes"
 SMALL = {
