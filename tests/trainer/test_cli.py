@@ -39,7 +39,7 @@ RUN_COMMANDS = ("report", "top", "samples", "export", "verify", "replay")
         (["train", "actor.learning_rte=1"], 2, "did you mean actor.learning_rate=VALUE?"),
         (["train", "model.path=nowhere"], 3, "nowhere"),
         (["sft"], 3, "data/demonstrations.parquet: no such file"),
-        (["data", "gsm8k", "--input", "nowhere.parquet"], 3, "nowhere.parquet: no such file"),
+        (["data", "gsm8k", "--from", "nowhere.parquet"], 3, "nowhere.parquet: no such file"),
         *(([command, "runs/nope"], 3, "runs/nope: no such run") for command in RUN_COMMANDS),
         (["train", "model.path=m", "trainer.resume=/nope"], 2, "trainer.resume=/nope: no such directory"),
         (["dpo", "model.path=m", "trainer.resume=/nope"], 2, "trainer.resume=/nope: no such directory"),

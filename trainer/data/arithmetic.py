@@ -9,10 +9,12 @@ format and is sometimes right. PPO can improve such a model, because it rewards 
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trainer.data.formats.schema import PromptRow, write_rows, write_table
 from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from trainer.data.formats.schema import PromptRow
 
 TEMPLATES = (
     "{name} has {a} {things} and finds {b} more. How many {things} does {name} have?",
@@ -36,6 +38,8 @@ def write_arithmetic(
     demonstrated sums that need a carry, the share `dropped_carries` omits it. Raises DataError if there are too few
     different questions.
     """
+    from trainer.data.formats.schema import write_rows  # pyarrow, which the command line's help does without
+
     if max_number < SMALLEST:
         raise DataError(f"no numbers up to {max_number}", hint=f"the smallest number in use is {SMALLEST}")
     places = _draw(train + validation, max_number, seed)
@@ -51,27 +55,24 @@ def write_arithmetic(
     return tuple(directory / f"{name}.parquet" for name in files)
 
 
-def write_preferences(directory: Path, train: int, validation: int, max_number: int, seed: int) -> tuple[Path, ...]:
-    """Writes `preferences.parquet` and `preferences-validation.parquet` and returns their paths.
+def worked_sums(count: int, max_number: int, seed: int) -> list[tuple[str, str]]:
+    """Different questions with their worked answers, all of them right."""
+    problems = [_problem(place, max_number) for place in _draw(count, max_number, seed)]
+    return [(question, _worked(a, b, a + b)) for question, a, b in problems]
 
-    The questions are those of `write_arithmetic` with the same arguments. The right answer is preferred to a wrong one:
-    without the carry, or one too many if there is nothing to carry.
+
+def pairs(count: int, max_number: int, seed: int) -> list[dict[str, str]]:
+    """Different questions as `prompt`, with the right answer as `chosen` and a wrong one as `rejected`.
+
+    The wrong one lacks the carry, or has one too many if there is nothing to carry.
     """
-    places = _draw(train + validation, max_number, seed)
-    files = {"preferences": places[:train], "preferences-validation": places[train:]}
-    for name, chosen in files.items():
-        write_table([_preference(*_problem(place, max_number)) for place in chosen], directory / f"{name}.parquet")
-    return tuple(directory / f"{name}.parquet" for name in files)
+    return [_preference(*_problem(place, max_number)) for place in _draw(count, max_number, seed)]
 
 
-def _preference(question: str, a: int, b: int) -> dict[str, Any]:
+def _preference(question: str, a: int, b: int) -> dict[str, str]:
     wrong = add_without_carry(a, b)
     wrong = a + b + 1 if wrong == a + b else wrong
-    return {
-        "prompt": [{"role": "user", "content": question}],
-        "chosen": _worked(a, b, a + b),
-        "rejected": _worked(a, b, wrong),
-    }
+    return {"prompt": question, "chosen": _worked(a, b, a + b), "rejected": _worked(a, b, wrong)}
 
 
 def _worked(a: int, b: int, stated: int) -> str:
@@ -96,14 +97,14 @@ def _draw(count: int, max_number: int, seed: int) -> list[int]:
     return random.Random(seed).sample(range(size), count)
 
 
-def _rows(split: str, places: list[int], max_number: int, sloppy: list[bool]) -> list[PromptRow]:
+def _rows(split: str, places: list[int], max_number: int, sloppy: list[bool]) -> "list[PromptRow]":
     problems = [_problem(place, max_number) for place in places]
     return [
         _row(split, index, *problem, drops) for index, (problem, drops) in enumerate(zip(problems, sloppy, strict=True))
     ]
 
 
-def _row(split: str, index: int, question: str, a: int, b: int, drops_carries: bool) -> PromptRow:
+def _row(split: str, index: int, question: str, a: int, b: int, drops_carries: bool) -> "PromptRow":
     stated = add_without_carry(a, b) if drops_carries else a + b
     answer = _worked(a, b, stated)
     return {

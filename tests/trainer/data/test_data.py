@@ -1,8 +1,6 @@
-import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ from trainer.config.tree import Config
 from trainer.data.arithmetic import add_without_carry, write_arithmetic
 from trainer.data.dataset import PromptSampler
 from trainer.data.formats.files import read_rows
-from trainer.data.gsm8k import convert_gsm8k
 from trainer.errors import CheckpointError, DataError
 from trainer.rewards.rules.gsm8k import gsm8k
 
@@ -76,38 +73,6 @@ def test_more_questions_than_there_are_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("a", "b", "total"), [(7, 5, 2), (17, 5, 12), (3, 4, 7), (10, 0, 10), (99, 1, 90)])
 def test_addition_without_carry(a: int, b: int, total: int) -> None:
     assert add_without_carry(a, b) == total
-
-
-def test_gsm8k_converts_jsonl_and_parquet(tmp_path: Path) -> None:
-    records = [{"question": "How many?", "answer": "Two and two.\n#### 1,004"}]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    pq.write_table(pa.Table.from_pylist(records), tmp_path / "train.parquet")
-    for source, split in (("test.jsonl", "test"), ("train.parquet", "train")):
-        (row,) = rows_of(convert_gsm8k(tmp_path / source))
-        assert row["extra_info"]["split"] == split
-        assert row["prompt"][0]["content"].startswith("How many?")
-        assert gsm8k("#### 1004", row["reward_model"]["ground_truth"]) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(None, "no such file"), (b"not parquet", "not a readable parquet file"), (b"", "not a readable parquet file")],
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
-    path = tmp_path / "train.parquet"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=words) as caught:
-        convert_gsm8k(path)
-    assert str(path) in str(caught.value)
-    assert not (tmp_path / "train.prompts.parquet").exists()
-
-
-def test_missing_columns_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "train.parquet"
-    pq.write_table(pa.table({"question": ["?"]}), path)
-    with pytest.raises(DataError, match="no column answer; the file has question"):
-        convert_gsm8k(path)
 
 
 @given(size=st.integers(1, 40), batch_size=st.integers(1, 60), seed=st.integers(0, 3), before=st.integers(0, 6))

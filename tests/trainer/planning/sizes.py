@@ -8,14 +8,23 @@ from pathlib import Path
 from trainer.cluster.nodes import Slot
 from trainer.planning.memory import Share
 
-# hidden, intermediate, layers, heads, heads of keys and values, weights: Qwen2.5's and Qwen3's (4B) models
+# hidden, intermediate, layers, heads, heads of keys and values, weights: Qwen2.5's, Qwen3's (0.6B, 4B, 8B), Llama's
 SIZES = {
     "0.5B": (896, 4864, 24, 14, 2, 494_032_768),
+    "0.6B": (1024, 3072, 28, 16, 8, 596_049_920),
     "1.5B": (1536, 8960, 28, 12, 2, 1_543_714_304),
     "3B": (2048, 11008, 36, 16, 2, 3_085_938_688),
     "4B": (2560, 9728, 36, 32, 8, 4_022_468_096),
     "7B": (3584, 18944, 28, 28, 4, 7_615_616_512),
+    "8B": (4096, 12288, 36, 32, 8, 8_190_735_360),
+    "Llama-3.1-8B": (4096, 14336, 32, 32, 8, 8_030_261_248),
     "32B": (5120, 27648, 64, 40, 8, 32_763_876_352),
+}
+OTHERS = {
+    "0.6B": {"head_dim": 128},
+    "4B": {"head_dim": 128},
+    "8B": {"head_dim": 128},
+    "Llama-3.1-8B": {"vocab_size": 128_256},
 }
 
 
@@ -29,6 +38,7 @@ def write_sizes(name: str, directory: Path) -> Path:
         "num_attention_heads": heads,
         "num_key_value_heads": key_value_heads,
         "vocab_size": 151_936,
+        **OTHERS.get(name, {}),
     }
     header = json.dumps({"w": {"dtype": "BF16", "shape": [weights], "data_offsets": [0, 0]}}).encode()
     directory.mkdir(parents=True)

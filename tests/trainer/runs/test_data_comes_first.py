@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.pairs import write_preferences
 from trainer.config.dpo import DpoConfig
 from trainer.config.kto import KtoConfig
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
-from trainer.data.arithmetic import write_arithmetic, write_preferences
+from trainer.data.arithmetic import write_arithmetic
 from trainer.data.formats.schema import write_table
 from trainer.errors import ConfigError, DataError
 from trainer.runs.offline.dpo import train_on_preferences

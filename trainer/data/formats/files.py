@@ -16,6 +16,14 @@ Rows = list[dict[str, Any]]
 _SPLITS, _STATE = "dataset_dict.json", "state.json"  # of a datasets folder
 
 
+class MissingColumnError(DataError):
+    """A file lacks the columns `missing` and has those in `present`."""
+
+    def __init__(self, message: str, hint: str, missing: Sequence[str], present: Sequence[str]) -> None:
+        super().__init__(message, hint=hint)
+        self.missing, self.present = tuple(missing), tuple(present)
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """The columns to read, and the hint for files without them."""
@@ -29,7 +37,8 @@ class _Wanted:
         missing = [column for column in self.columns if column not in names]
         if missing:
             columns = ", ".join(names) or "none"
-            raise DataError(f"{where}: no column {', '.join(missing)}; the file has {columns}", hint=self.hint)
+            message = f"{where}: no column {', '.join(missing)}; the file has {columns}"
+            raise MissingColumnError(message, self.hint, missing, names)
         return [column for column in (*self.columns, *self.optional) if column in names]
 
 

@@ -137,7 +137,7 @@ def _check(code_sandbox_url: str | None, **_: object) -> str:
 ROW = RewardRule(
     name="code",
     score=code,
-    sources=("codecontests", "apps", "codeforces", "taco"),
+    sources=("codecontests", "apps", "codeforces", "taco", "slipway/synthetic-code"),
     parameters={
         "code_tests": Parameter(
             type=int, default=10, description="tests of a program, the first ones", constraints={"gt": 0}

@@ -3,7 +3,7 @@
 import re
 from decimal import Decimal
 
-from trainer.rewards.latex import last_boxed
+from trainer.data.latex import last_boxed
 from trainer.rewards.minerva import minerva_normalized
 from trainer.rewards.truth import as_text
 from trainer.rows import RewardRule
@@ -43,4 +43,9 @@ def _answer(response: str) -> str | None:
     return _normalized(stated[-1]) if stated else last_boxed(response[-_BOX_END:])
 
 
-ROW = RewardRule(name="dapo", score=dapo, answer=_answer, sources=("math_dapo", "math", "math_dapo_reasoning", "aime*"))
+ROW = RewardRule(
+    name="dapo",
+    score=dapo,
+    answer=_answer,
+    sources=("math_dapo", "math", "math_dapo_reasoning", "aime*", "slipway/synthetic-dapo"),
+)

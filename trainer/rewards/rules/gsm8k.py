@@ -35,7 +35,7 @@ ROW = RewardRule(
     name="gsm8k",
     score=gsm8k,
     answer=_answer,
-    sources=("openai/gsm8k", "slipway/arithmetic"),
+    sources=("openai/gsm8k", "slipway/arithmetic", "slipway/synthetic-gsm8k"),
     parameters={
         "gsm8k_method": Parameter(
             type=Literal["strict", "flexible"],

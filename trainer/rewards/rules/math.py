@@ -5,8 +5,8 @@ from functools import lru_cache
 from math import floor, log10
 from typing import Any
 
+from trainer.data.latex import last_boxed, plain_latex
 from trainer.errors import ConfigError
-from trainer.rewards.latex import last_boxed, plain_latex
 from trainer.rewards.truth import as_texts
 from trainer.rows import RewardRule
 
@@ -102,7 +102,7 @@ ROW = RewardRule(
     sources=(
         *("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"),
         *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc"),
-        *("numina_cn_k12", "numina_olympiads"),
+        *("numina_cn_k12", "numina_olympiads", "slipway/synthetic-math"),
     ),
     may_hang=True,  # an expression may take for ever to simplify
     check=_check,

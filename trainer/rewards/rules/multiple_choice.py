@@ -3,7 +3,7 @@
 import re
 import string
 
-from trainer.rewards.latex import last_boxed
+from trainer.data.latex import last_boxed
 from trainer.rewards.truth import as_text
 from trainer.rows import RewardRule
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.testing import assert_close
 
+from tests.trainer.pairs import write_preferences
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import Runs
 from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
@@ -24,7 +25,6 @@ from trainer.config.dpo import DpoConfig, DpoSettings
 from trainer.config.kto import KtoConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.sections.data import DataConfig
-from trainer.data.arithmetic import write_preferences
 from trainer.data.formats.files import read_rows
 from trainer.data.preferences import read_pairs
 from trainer.errors import ConfigError, DataError

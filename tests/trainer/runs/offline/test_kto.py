@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.testing import assert_close
 
+from tests.trainer.pairs import write_preferences
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import Runs
 from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
@@ -21,7 +22,6 @@ from trainer.algorithms.registry import UNPAIRED_LOSSES
 from trainer.algorithms.rows import Labelled
 from trainer.config.kto import KtoConfig, KtoSettings
 from trainer.config.sections.data import DataConfig
-from trainer.data.arithmetic import write_preferences
 from trainer.data.formats.files import read_rows
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.errors import DataError
