@@ -228,6 +228,23 @@ def test_a_program_needs_tests(row: dict[str, Any], reason: str, tmp_path: Path)
         list(write_dataset(DATASETS["code"], Local((path,)), tmp_path / "out"))
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"rejected": "I."}, "chosen and rejected are the same"),
+        ({"chosen": " "}, "a response is empty"),
+        ({"chosen": [{"role": "assistant", "content": ""}]}, "a response is empty"),
+        ({"prompt": None}, "the prompt or a response is empty"),
+        ({"rejected": ["You."]}, "neither text nor a list of messages"),
+    ],
+)
+def test_a_pair_needs_two_different_responses(changed: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"prompt": "Who?", "chosen": "I.", "rejected": "You.", **changed}) + "\n")
+    with pytest.raises(DataError, match=reason):
+        list(write_dataset(DATASETS["preferences"], Local((path,)), tmp_path / "out"))
+
+
 def test_a_right_answer_to_a_synthetic_question_has_the_full_reward(tmp_path: Path) -> None:
     answers = {
         "gsm8k": lambda row: row["extra_info"]["answer"],

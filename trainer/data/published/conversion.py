@@ -63,8 +63,8 @@ def code(parts: Parts) -> dict[str, Any]:
 def preference(parts: Parts) -> dict[str, Any]:
     """Each part is text or a list of messages. The preferred response is the truth, which no rule reads."""
     prompt, chosen, rejected = (parts[name] for name in ("prompt", "chosen", "rejected"))
-    if not prompt or not chosen or not rejected:
-        raise UnusableRowError("the prompt or a response is empty")
+    if not all(map(_is_said, (prompt, chosen, rejected))):
+        raise UnusableRowError("the prompt or a response is empty, or neither text nor a list of messages")
     if chosen == rejected:
         raise UnusableRowError("chosen and rejected are the same")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -72,6 +72,16 @@ def preference(parts: Parts) -> dict[str, Any]:
     row = _prompt("chat", "", answer, messages[-1]["content"], answer)
     row["reward_model"]["style"] = "model"
     return {**row, "prompt": messages, "chosen": chosen, "rejected": rejected}
+
+
+def _is_said(value: Any) -> bool:
+    """Whether this is text or a list of messages, and not empty."""
+    messages = [{"content": value}] if isinstance(value, str) else value
+    return (
+        isinstance(messages, list)
+        and all(isinstance(message, Mapping) and isinstance(message.get("content"), str) for message in messages)
+        and any(message["content"].strip() for message in messages[-1:])
+    )
 
 
 def _prompt(ability: str, prompt: str, truth: str, question: str, answer: str) -> dict[str, Any]:
