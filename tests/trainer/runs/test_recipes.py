@@ -13,7 +13,7 @@ from trainer.data.published.writing import write_dataset
 RECIPES = ROOT / "examples" / "recipes"
 SMALL = {
     "data.train_batch_size": 4,
-    "data.max_prompt_length": 512,
+    "data.max_prompt_length": 384,
     "data.max_response_length": 32,
     "actor.micro_batch_tokens": 1024,
     "trainer.nnodes": 1,
