@@ -80,7 +80,7 @@ def test_a_schedulers_warning_to_a_worker_gives_the_command_time(start_node: Sta
 def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_workers(
     start_node: Start, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
-    grace = ("--grace", "5") if number == signal.SIGTERM else ("--grace", "0.1")
+    grace = ("--grace", "30") if number == signal.SIGTERM else ("--grace", "0.1")
     worker = start_node(1, "--no-ray", *grace, *options, "--", "true")
     head = start_node(0, "--no-ray", *grace, *options, "--", "sh", "-c", SAVE)
     assert head.read_line() == "up"
@@ -96,7 +96,7 @@ def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_worke
 def test_a_clock_that_is_off_by_an_hour_is_refused(start_node: Start, tmp_path: Path) -> None:
     # This changes the worker's `time.time`, not the machine's clock.
     (tmp_path / "sitecustomize.py").write_text("import time\nhere = time.time\ntime.time = lambda: here() + 3600\n")
-    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="3")
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="10")
     worker = start_node(1, "--no-ray", "--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
     assert "its clock is 3600 s ahead of the head's" in worker.wait().stderr
     ended = head.wait()
