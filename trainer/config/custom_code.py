@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +44,7 @@ def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:
     """
     if not path.is_file():
         raise ConfigError(f"{setting}.path={path}: no such file", hint="name a file that every node can read")
+    import_from_here()
     spec = importlib.util.spec_from_file_location(f"slipway_custom_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{setting}.path={path}: not a Python file", hint="name a file that ends in .py")
@@ -59,6 +61,13 @@ def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:
         hint = f"set {setting}.name={near[0]}" if near else f"set {setting}.name to what the file defines"
         raise ConfigError(f"{setting}: {path} has no {name} to call", hint=hint)
     return code  # type: ignore[no-any-return]
+
+
+def import_from_here() -> None:
+    """Lets a user's code import modules of the current directory, after Python's: `launch` starts the trainer without
+    it."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
 
 def check_parameters(

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from trainer.config.custom_code import import_from_here
 from trainer.config.sections.data import DataConfig
 from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.errors import ConfigError, DataError
@@ -77,8 +77,7 @@ def load_class(where: str, name: str) -> Callable[..., Any]:
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ConfigError(f"{where}: {name} is no import path", hint="name a class as package.module.Class")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    import_from_here()
     try:
         loaded = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything
