@@ -63,7 +63,7 @@ def code(parts: Parts) -> dict[str, Any]:
 def preference(parts: Parts) -> dict[str, Any]:
     """Each part is text or a list of messages. The preferred response is the truth, which no rule reads."""
     prompt, chosen, rejected = (parts[name] for name in ("prompt", "chosen", "rejected"))
-    if not all(map(_is_said, (prompt, chosen, rejected))):
+    if not all(map(_has_text, (prompt, chosen, rejected))):
         raise UnusableRowError("the prompt or a response is empty, or neither text nor a list of messages")
     if chosen == rejected:
         raise UnusableRowError("chosen and rejected are the same")
@@ -74,13 +74,14 @@ def preference(parts: Parts) -> dict[str, Any]:
     return {**row, "prompt": messages, "chosen": chosen, "rejected": rejected}
 
 
-def _is_said(value: Any) -> bool:
-    """Whether this is text or a list of messages, and not empty."""
+def _has_text(value: object) -> bool:
+    """Whether this is text, or a list of messages the last of which has text."""
     messages = [{"content": value}] if isinstance(value, str) else value
     return (
         isinstance(messages, list)
         and all(isinstance(message, Mapping) and isinstance(message.get("content"), str) for message in messages)
-        and any(message["content"].strip() for message in messages[-1:])
+        and bool(messages)
+        and bool(messages[-1]["content"].strip())
     )
 
 
@@ -104,7 +105,7 @@ def _text(parts: Parts, name: str) -> str:
     return value.strip()
 
 
-def _tests(value: Any) -> dict[str, Any]:
+def _tests(value: object) -> dict[str, Any]:
     """The tests of a row, which may be JSON: inputs and outputs, or a list of pairs of an input and an output."""
     try:
         tests: Any = json.loads(value) if isinstance(value, str) else value

@@ -41,8 +41,6 @@ class Rows:
 class Origin(Protocol):
     """Gives the splits of a data set. Raises DataError."""
 
-    synthetic: bool
-
     def splits(self, dataset: PublishedDataset) -> Iterator[tuple[str, Rows]]: ...
 
 
@@ -52,7 +50,6 @@ class Hub:
 
     name: str = ""
     columns: Mapping[str, str] | None = None
-    synthetic = False
 
     def splits(self, dataset: PublishedDataset) -> Iterator[tuple[str, Rows]]:
         for name, split in dataset.splits.items():
@@ -68,7 +65,6 @@ class Local:
 
     paths: tuple[Path, ...]
     columns: Mapping[str, str] | None = None
-    synthetic = False
 
     def splits(self, dataset: PublishedDataset) -> Iterator[tuple[str, Rows]]:
         if len(self.paths) == 1 and self.paths[0].is_dir():
@@ -88,7 +84,6 @@ class Synthetic:
 
     count: int
     seed: int = 0
-    synthetic = True
 
     def splits(self, dataset: PublishedDataset) -> Iterator[tuple[str, Rows]]:
         rows = dataset.synthesize(self.count + max(1, self.count // 8), self.seed)

@@ -20,15 +20,16 @@ def write_dataset(dataset: PublishedDataset, origin: Origin, directory: Path) ->
     Rows that cannot be used are left out and counted in the log, which also says which files are synthetic. Raises
     DataError if the origin lacks files or columns, or if no row of a split can be used.
     """
-    files = [(split, rows, _converted(dataset, split, rows)) for split, rows in origin.splits(dataset)]
-    for split, rows, _ in files:
-        path = directory / f"{split}.parquet"
+    files = [
+        (directory / f"{split}.parquet", rows, _converted(dataset, split, rows))
+        for split, rows in origin.splits(dataset)
+    ]
+    for path, rows, _ in files:
         if path.resolve() in [file.resolve() for file in rows.files]:
             raise DataError(f"{path}: the output is the input", hint="name another --output")
-    for split, rows, converted in files:
-        path = directory / f"{split}.parquet"
+    for path, rows, converted in files:
         write_table(converted, path)
-        kind = "SYNTHETIC rows, to try a recipe with" if origin.synthetic else "rows"
+        kind = "SYNTHETIC rows, to try a recipe with" if not rows.files else "rows"
         _log.info("%s: %d %s, data_source %s", path, len(converted), kind, rows.data_source)
         yield path
 
