@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from trainer.algorithms.losses.aggregation import Aggregation
@@ -38,12 +38,12 @@ class Sampled:
 
     def rows(self, index: Tensor) -> Self:
         """The selected rows; `index` is [rows] bool."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        components = {name: values[index] for name, values in self.components.items()}
-        chosen = {
-            name: None if value is None else value[index] for name, value in given.items() if name != "components"
-        }
-        return type(self)(**chosen, components=components)
+        tensors = {name: value for name, value in vars(self).items() if name != "components" and value is not None}
+        return replace(
+            self,
+            **{name: tensor[index] for name, tensor in tensors.items()},
+            components={name: numbers[index] for name, numbers in self.components.items()},
+        )
 
 
 class Advantages(NamedTuple):

@@ -100,9 +100,9 @@ def resampled(batch: Batch, experience: Experience, scores: Scores, collector: C
 def _smallest_group(config: Config) -> int:
     """The least number of answers to a prompt for which the estimator has a baseline."""
     estimator = config.algorithm.estimator
-    return (
-        max(2, estimator.smallest_group) if estimator.compares_groups and config.rollout.samples_per_prompt > 1 else 1
-    )
+    if not estimator.compares_groups or config.rollout.samples_per_prompt == 1:
+        return 1
+    return max(2, estimator.smallest_group)
 
 
 def _estimated(sampled: Sampled, learning: Tensor, config: Config) -> Advantages:

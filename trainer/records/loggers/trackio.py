@@ -14,13 +14,13 @@ class TrackioLogger:
     def __init__(self, run_dir: Path, project: str, settings: Mapping[str, Any]) -> None:
         # Trackio reads it when it is imported; its own default is the cache of the Hub, which containers may not keep.
         os.environ.setdefault("TRACKIO_DIR", str(run_dir.absolute().parent / "trackio"))
-        trackio = load_package("trackio")
-        self._levels = trackio.AlertLevel
+        self._trackio = load_package("trackio")
         try:
-            hub = load_package("huggingface_hub.constants").ENDPOINT
-            if os.environ.get("TRACKIO_SPACE_ID") and not answers(hub):
-                raise ConnectionError(f"nothing answers at {hub}")
-            self._run = trackio.init(
+            if os.environ.get("TRACKIO_SPACE_ID"):
+                hub = load_package("huggingface_hub.constants").ENDPOINT
+                if not answers(hub):
+                    raise ConnectionError(f"nothing answers at {hub}")
+            self._run = self._trackio.init(
                 project=project,
                 name=run_dir.name,
                 config=dict(settings),
@@ -40,7 +40,7 @@ class TrackioLogger:
 
     def close(self, failed: bool) -> None:
         if failed:  # Trackio has no status of a run
-            self._run.alert("the run failed", level=self._levels.ERROR)
+            self._run.alert("the run failed", level=self._trackio.AlertLevel.ERROR)
         self._run.finish()
 
 
