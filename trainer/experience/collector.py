@@ -393,7 +393,7 @@ def failed_fraction(scored: Sequence[Scored]) -> float:
     """The share of responses whose reward failed; logs the first reason."""
     failures = [score.failure for score in scored if score.failure]
     if failures:
-        logger.warning("%d of %d rewards failed, the first one: %s", len(failures), len(scored), failures[0])
+        logger.warning("%d of %d rewards failed; first failure: %s", len(failures), len(scored), failures[0])
     return len(failures) / len(scored)
 
 
@@ -413,7 +413,7 @@ def check_failed_share(scored: Sequence[Scored], most: float) -> None:
     first = failed[0]
     raise FailedResponsesError(
         f"{len(failed)} of {len(scored)} responses of a step failed ({causes}), more than "
-        f"rollout.max_failed_share={most:g} allows, the first one: {first.failure}"
+        f"rollout.max_failed_share={most:g} allows; first failure: {first.failure}"
         + (f"\n\n{first.traceback.rstrip()}" if first.traceback else ""),
         hint="fix the cause; a higher rollout.max_failed_share leaves more responses out of the training",
     )

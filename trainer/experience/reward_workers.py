@@ -68,7 +68,7 @@ class RewardWorkers:
         if scored and not self._succeeded:
             first = scored[0]
             raise RewardError(
-                f"all {len(scored)} rewards of the first responses failed, the first one: {first.failure}"
+                f"all {len(scored)} rewards of the first responses failed; first failure: {first.failure}"
                 + (f"\n\n{first.traceback.rstrip()}" if first.traceback else ""),
                 hint="fix what scores the responses; once one reward has succeeded, a failure costs its response only",
             )

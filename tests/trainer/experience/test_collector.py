@@ -160,7 +160,7 @@ def test_a_run_stops_when_too_many_responses_of_a_step_fail() -> None:
         scored_by_environment(made, raised, FAILED, raised, Scored(0.0))
     message = (
         "3 of 4 responses of a step failed (2 reward_error, 1 environment_error), more than "
-        "rollout.max_failed_share=0.5 allows, the first one: KeyError: 'x'\n\nTraceback: line 3"
+        "rollout.max_failed_share=0.5 allows; first failure: KeyError: 'x'\n\nTraceback: line 3"
     )
     assert (str(caught.value), caught.value.exit_code) == (message, 6)
     made.close()

@@ -58,7 +58,7 @@ def rewards(new_rewards: RewardWorkers) -> RewardWorkers:
 def test_the_run_ends_if_all_of_the_first_rewards_fail(new_rewards: RewardWorkers) -> None:
     with pytest.raises(RewardError) as caught:
         values(new_rewards, "fails", "fails", "fails")
-    message = "all 3 rewards of the first responses failed, the first one: KeyError: 'x'\n\nTraceback: line 3"
+    message = "all 3 rewards of the first responses failed; first failure: KeyError: 'x'\n\nTraceback: line 3"
     assert (str(caught.value), caught.value.exit_code) == (message, 6)
 
 

@@ -51,5 +51,5 @@ def test_a_step_with_too_many_failures_ends_the_run_with_the_first_traceback(run
     )
     status, errors = run.end()
     assert status == 6
-    assert "more than rollout.max_failed_share=0.2 allows, the first one: KeyError: 'lost'" in errors
+    assert "more than rollout.max_failed_share=0.2 allows; first failure: KeyError: 'lost'" in errors
     assert 'raise KeyError("lost")' in errors
