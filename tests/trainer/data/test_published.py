@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.serving import serving
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.reward import RewardConfig
 from trainer.data.dataset import PromptDataset
@@ -330,13 +330,8 @@ def fake_hub(tmp_path: Path) -> Iterator[dict[str, str]]:
         row = {"question": "How many?", "answer": "#### 8"}
         write_table(tmp_path / "hub" / "me" / "mine" / f"{split}.parquet", row)
     handler = type("Handler", (FakeHub,), {"folder": tmp_path / "hub"})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache")}
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache")}
 
 
 @pytest.mark.parametrize(("arguments", "truth"), [((), "1004"), (("--hub", "me/mine"), "8")])

@@ -24,6 +24,10 @@ from trainer.records.tracking import Tracker
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
 def record(run_dir: Path, logger: str, fails: bool = False) -> None:
     with Tracker(run_dir, Config.model_validate({"trainer": {"loggers": [logger]}})) as tracker:
         tracker.begin()
@@ -50,7 +54,7 @@ def answering() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+@needs("wandb")
 @pytest.mark.parametrize("someone_answers", [False, True])
 def test_wandb_records_offline_without_a_server_or_a_key(
     tmp_path: Path,
@@ -118,7 +122,7 @@ cli.run_process([])
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+@needs("wandb")
 def test_a_server_of_wandb_that_goes_silent_holds_no_run(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -139,7 +143,7 @@ def test_a_server_of_wandb_that_goes_silent_holds_no_run(tmp_path: Path) -> None
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["step"] == 1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+@needs("mlflow")
 @pytest.mark.filterwarnings("ignore")  # mlflow's own
 def test_mlflow_gets_every_step(tmp_path: Path) -> None:
     record(tmp_path / "run", "mlflow")
@@ -176,7 +180,7 @@ class MlflowStandIn(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+@needs("mlflow")
 @pytest.mark.filterwarnings("ignore")  # mlflow's own
 def test_a_run_starts_while_a_stand_in_for_mlflows_server_is_away_and_sends_its_steps_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -203,7 +207,7 @@ def test_a_run_starts_while_a_stand_in_for_mlflows_server_is_away_and_sends_its_
     server.server_close()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+@needs("mlflow")
 @pytest.mark.filterwarnings("ignore")  # mlflow's own
 @pytest.mark.parametrize("address", ["htp://127.0.0.1:9", "http://"])
 def test_a_malformed_address_of_mlflow_is_refused(
@@ -215,7 +219,7 @@ def test_a_malformed_address_of_mlflow_is_refused(
         record(tmp_path / "run", "mlflow")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("swanlab") is None, reason="swanlab is not installed")
+@needs("swanlab")
 @pytest.mark.parametrize("key", [None, "0123456789" * 4])
 def test_swanlab_records_offline_without_a_key_or_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key: str | None
@@ -240,7 +244,7 @@ def record_in_process(run_dir: Path, fails: bool = False, **variables: str) -> s
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+@needs("trackio")
 def test_trackio_gets_every_step_beside_the_run(tmp_path: Path) -> None:
     done = record_in_process(tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -254,7 +258,7 @@ def test_trackio_gets_every_step_beside_the_run(tmp_path: Path) -> None:
     assert json.loads(config)["actor"]["learning_rate"] > 0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+@needs("trackio")
 def test_trackio_shows_that_a_run_failed(tmp_path: Path) -> None:
     done = record_in_process(tmp_path / "run", fails=True)
     assert "RuntimeError: of the run" in done.stderr
@@ -262,7 +266,7 @@ def test_trackio_shows_that_a_run_failed(tmp_path: Path) -> None:
         assert database.execute("SELECT title, level FROM alerts").fetchall() == [("the run failed", "error")]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+@needs("trackio")
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

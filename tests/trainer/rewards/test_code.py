@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.serving import serving
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
@@ -102,11 +102,8 @@ class Fusion(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def fusion() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Fusion)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Fusion)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @PROGRAMS

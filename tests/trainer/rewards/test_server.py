@@ -1,7 +1,6 @@
 """A real HTTP server that scores responses, and its failures."""
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.serving import serving
 from trainer.config.overrides import parse_overrides
 from trainer.config.sections.reward import RewardConfig
 from trainer.config.sections.reward import RewardServer as ServerConfig
@@ -52,11 +52,8 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/score"
-    server.shutdown()
-    server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}/score"
 
 
 def scored(url: str, *responses: str, **server: Any) -> list[Scored]:

@@ -1,13 +1,13 @@
 """The code interpreter and the search tool, with a real sandbox and a real server."""
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from tests.serving import serving
 from tests.trainer.experience.conversations.scripted_policy import schema
 from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.experience.conversations.calls import wait_for
@@ -66,11 +66,8 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     Handler.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def test_programs_run_on_a_sandbox_fusion_server(url: str) -> None:
