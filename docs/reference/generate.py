@@ -136,8 +136,8 @@ def commands() -> str:
         [
             f"# Command lines\n\n{MADE}\n## buildkit\n",
             program(typer_commands("buildkit", buildkit.cli.app)),
-            "\n## launch\n\nOptions come before the command. `launch train KEY=VALUE…` is short for "
-            "`launch -- python -m trainer train KEY=VALUE…`.\n\n",
+            "\n## launch\n\nOptions come before the command. `launch train KEY=VALUE…` is short for\n"
+            "`launch -- python -P -m trainer train KEY=VALUE…`.\n\n",
             table("option", "meaning", rows=argparse_options(entrypoints.cli._parser({}))),
             program(launch),
             "\n## python -m trainer\n",
