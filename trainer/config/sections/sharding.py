@@ -20,6 +20,12 @@ class ShardingConfig(Section):
         gt=0,
         description="neighbouring ranks that split each layer's matrix products and activations",
     )
+    context_parallel: int = Field(
+        1,
+        gt=0,
+        description="neighbouring ranks that compute the same rows together, each a part of every row's tokens "
+        "(Ulysses), for rows that are too long for the memory of one",
+    )
     reshard_after_forward: bool | int = Field(
         True,
         description="true: free a layer's gathered weights until its backward pass; false: keep them, for more memory "
