@@ -87,7 +87,8 @@ class TrainedModelConfig(Section):
     )
     shuffle: bool = Field(
         False,
-        description="shuffle each rank's responses before they are divided into mini-batches, in each of ppo_epochs",
+        description="shuffle each data group's responses before they are divided into mini-batches, in each of "
+        "ppo_epochs",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
