@@ -118,9 +118,13 @@ def backends(device: torch.device, family: str, dtype: str, backend: str, split:
     rows = everything.rows(torch.arange(rank * share, (rank + 1) * share))
 
     def computed(dtype: str, **execution: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probs of the rows of this rank, although its data group may have more."""
         made = engine(language_model(family), device, getattr(torch, dtype), **execution)
         assert (made.split_ranks is None) == (execution.get("backend") != training_backend("megatron"))
-        return made.forward(rows, MicroBatchLimit(3)), gradients(made, rows, MicroBatchLimit(3))
+        first, size = rank - rank % made.ranks_per_data_group, made.ranks_per_data_group
+        of_group = everything.rows(torch.arange(first * share, (first + size) * share))
+        log_probs = made.forward(of_group, MicroBatchLimit(3))[(rank - first) * share :][:share]
+        return log_probs, gradients(made, of_group, MicroBatchLimit(3))
 
     wanted = computed("float32")
     split_rows = computed(dtype, backend=training_backend(backend), sharding=ShardingConfig(tensor_parallel=split))

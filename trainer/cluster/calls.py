@@ -41,8 +41,12 @@ class Task(Generic[W_contra, R_co]):
     """A method for a worker of type W to run, with its arguments; the result is an R."""
 
     method: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...] | ObjectRef
     keywords: Mapping[str, Any]
+
+    def stored(self) -> "Task[W_contra, R_co]":
+        """The same task, whose arguments are sent to each node once for any number of workers."""
+        return replace(self, arguments=ray.put(self.arguments))
 
 
 def task(method: Callable[Concatenate[W, P], R], *arguments: P.args, **keywords: P.kwargs) -> Task[W, R]:

@@ -105,16 +105,22 @@ class WorkerGroup(Generic[W_co]):
     Methods take a method of W, or of an interface that W implements, and its arguments; see `trainer.cluster.calls`.
     """
 
-    def __init__(self, role: str, timeout: float, bind_cores: bool = False) -> None:
+    def __init__(self, role: str, timeout: float, bind_cores: bool = False, ranks_per_data_group: int = 1) -> None:
         """Without workers yet. `timeout` seconds are the limit of a call; `bind_cores` keeps each worker that has a
-        GPU to the cores next to it."""
+        GPU to the cores next to it; so many neighbouring ranks, a data group, compute the same rows."""
         self.role = role
         self.timeout = timeout
         self._bind_cores = bind_cores
+        self._ranks_per_data_group = ranks_per_data_group
         self.workers: list[Worker] = []
 
     def __len__(self) -> int:
         return len(self.workers)
+
+    @property
+    def data_groups(self) -> int:
+        """How many data groups the workers form."""
+        return len(self) // self._ranks_per_data_group
 
     def add(self, slot: Slot, make: Callable[[], W_co], environment: Mapping[str, str], gpus: float) -> None:
         """Starts one more worker; returns at once. `make` is sent to its process, so it should import lazily."""
@@ -221,6 +227,12 @@ class WorkerGroup(Generic[W_co]):
     def call_each(self, tasks: Iterable[Task[W_co, R]], timeout: float | None = None) -> list[R]:
         """The results of one task per worker, by rank; `timeout` replaces the group's."""
         return wait(self.start_each(tasks), timeout or self.timeout)
+
+    def call_data_groups(self, tasks: Iterable[Task[W_co, R]]) -> list[R]:
+        """The results of one task per data group. All of its ranks run it; the result is that of the first."""
+        size = self._ranks_per_data_group
+        of_ranks = (assigned for once in tasks for assigned in [once if size == 1 else once.stored()] * size)
+        return self.call_each(of_ranks)[::size]
 
     def attempt(
         self, tasks: Mapping[int, Task[W_co, R]], timeout: float | None = None

@@ -1,6 +1,5 @@
 """Settings of runs that learn from files of responses."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -10,7 +9,6 @@ from trainer.config.sections.data import DataConfig
 from trainer.config.sections.roles import ActorConfig, TrainedModelConfig
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import RunConfig, WorkersConfig
-from trainer.errors import ConfigError
 
 
 class OfflineWorkers(WorkersConfig):
@@ -38,17 +36,6 @@ class OfflineWorkers(WorkersConfig):
     @property
     def longest_row(self) -> tuple[int, int]:
         return self.row_tokens
-
-    def check_ranks(self, ranks: Mapping[str, int]) -> None:
-        """Raises ConfigError if a batch cannot be split evenly over the ranks of a role."""
-        count = ranks["actor"]
-        if self.responses % count:
-            raise ConfigError(
-                f"data.train_batch_size={self.data.train_batch_size}: {self.responses} responses cannot be split "
-                f"evenly over {count} ranks",
-                hint=f"make it a multiple of {count // math.gcd(count, self.rows_per_example)}",
-            )
-        super().check_ranks(ranks)
 
 
 class OfflineConfig(RunConfig):

@@ -18,7 +18,6 @@ from trainer.config.sections.roles import ActorConfig, CriticConfig, ReferenceCo
 from trainer.config.sections.rollout import RolloutConfig, ValidationConfig
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.sections.watchdogs import WatchdogsConfig
-from trainer.errors import ConfigError
 
 
 class RunConfig(Section):
@@ -113,30 +112,12 @@ class WorkersConfig(RunConfig):
         return {"actor": self.actor, "critic": self.critic} if self.needs_critic else {"actor": self.actor}
 
     def check_ranks(self, ranks: Mapping[str, int]) -> None:
-        """Raises ConfigError if the batches of a role cannot be split evenly over its ranks."""
+        """Raises ConfigError if the sharding of a role cannot divide its ranks."""
         for role, section in self.trained.items():
-            if section.mini_batch_size % ranks[role]:
-                raise ConfigError(
-                    f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks[role]} ranks",
-                    hint=f"make it a multiple of {ranks[role]} that divides the responses of a step",
-                )
             section.sharding.check_ranks(role, role, ranks[role])
-        if self.needs_reference and "reference" in ranks:
-            self.actor.sharding.check_ranks("actor", "reference", ranks["reference"])
-        if "teacher" in ranks:
-            self.actor.sharding.check_ranks("actor", "teacher", ranks["teacher"])
-        if self.responses % ranks.get("teacher", 1):
-            raise ConfigError(
-                f"the {self.responses} responses of a step cannot be split evenly over {ranks['teacher']} ranks of "
-                "the teacher",
-                hint="change data.train_batch_size, or device_mapping.teacher",
-            )
-        if self.needs_reference and self.responses % ranks.get("reference", 1):
-            raise ConfigError(
-                f"the {self.responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of "
-                "the reference",
-                hint="change data.train_batch_size, or device_mapping.reference",
-            )
+        for role in ("reference", "teacher") if self.needs_reference else ("teacher",):
+            if role in ranks:
+                self.actor.sharding.check_ranks("actor", role, ranks[role])
 
 
 class Config(WorkersConfig):
@@ -322,6 +303,7 @@ class Config(WorkersConfig):
             f"algorithm.correction={algorithm.correction}": algorithm.correction != "none",
             "algorithm.rejection": bool(algorithm.rejection),
             f"actor.sharding.tensor_parallel={actor.sharding.tensor_parallel}": actor.sharding.tensor_parallel > 1,
+            f"actor.sharding.context_parallel={actor.sharding.context_parallel}": actor.sharding.context_parallel > 1,
             f"model.dtype={self.model.dtype}": self.model.dtype not in (None, "bfloat16"),
         }
         if conflicts := [setting for setting, given in refused.items() if given]:

@@ -101,6 +101,10 @@ class _Machine:
         """Tokens of the longest row."""
         return sum(self.config.longest_row)
 
+    def row_of_rank(self, role: str) -> int:
+        """Tokens of the longest row that a rank of the role computes."""
+        return math.ceil(self.row / settings_of(self.config, role).sharding.context_parallel)
+
     @property
     def responses_per_engine(self) -> int:
         """Responses that an engine has at a time."""
@@ -182,20 +186,20 @@ def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
         return
     share_of_role = next(share for share in machine.shares if share.role == role)
     fixed = pass_bytes(size, settings, machine.type_bytes, len(machine.placement[role]), tokens=0) / GIB
-    room = max(0.0, machine.room(role) - share_of_role.working - fixed)
+    room, row = max(0.0, machine.room(role) - share_of_role.working - fixed), machine.row_of_rank(role)
 
     def fitting(checkpointing: bool) -> int:
         return int(room * GIB / bytes_per_token(size, settings, machine.type_bytes, checkpointing))
 
     checkpointing = settings.activation_checkpointing
-    if "activation_checkpointing" not in given and fitting(False) < max(machine.row, FEW_TOKENS):
+    if "activation_checkpointing" not in given and fitting(False) < max(row, FEW_TOKENS):
         checkpointing = True
-        reason = f"without it {fitting(False):,} tokens fit into a micro-batch, and a row may have {machine.row:,}"
+        reason = f"without it {fitting(False):,} tokens fit into a micro-batch, and a row may have {row:,}"
         yield Choice(f"{role}.activation_checkpointing", True, reason)
     fits = fitting(checkpointing)
-    most = max(machine.row, TOKENS_OF_A_SMALL_MODEL if 0 < size.parameters < SMALL else TOKENS)
+    most = max(row, TOKENS_OF_A_SMALL_MODEL if 0 < size.parameters < SMALL else TOKENS)
     reason = f"{fits:,} fit into {room:.1f} GiB" + (f", more than {most:,} are not faster" if fits > most else "")
-    yield Choice(f"{role}.micro_batch_tokens", max(machine.row, min(most, fits // 1024 * 1024)), reason)
+    yield Choice(f"{role}.micro_batch_tokens", max(row, min(most, fits // 1024 * 1024)), reason)
 
 
 def _traffic(machine: _Machine, role: str, key: str) -> Iterator[Choice]:
@@ -203,10 +207,10 @@ def _traffic(machine: _Machine, role: str, key: str) -> Iterator[Choice]:
     settings = settings_of(config, role)
     sharding, size, tokens = settings.sharding, size_of(config, role), settings.micro_batch_tokens
     ranks = len(machine.placement.get(role, ()))
-    groups = ranks // sharding.tensor_parallel
-    if groups <= 1 or size is None or tokens is None or sharding.model_fields_set & deciding:
+    averaging = ranks // sharding.tensor_parallel
+    if averaging <= 1 or size is None or tokens is None or sharding.model_fields_set & deciding:
         return
-    most = math.ceil(settings.mini_batch_size * machine.row / groups / tokens)
+    most = math.ceil(settings.mini_batch_size * machine.row / averaging / tokens)
     once = with_setting(settings, f"sharding.{key}", most)
     before, after = (gathered_bytes(size, options, machine.type_bytes, ranks) / GIB for options in (settings, once))
     # A reference or teacher is sharded like the actor, maybe on devices of its own.

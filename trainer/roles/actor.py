@@ -1,7 +1,7 @@
 """The actor: the policy in training."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -61,9 +61,9 @@ class ActorWorker(TrainingWorker, Sender):
         with adapters_off(self.engine.network):
             return self.log_probs(batch)
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """Takes all optimizer steps of a PPO step on this rank's rows; their metrics."""
-        return self.take_steps(batch, self.loss)
+    def update(self, batch: Batch, mini_batches: Sequence[int]) -> dict[str, float]:
+        """Takes all optimizer steps of a PPO step; their metrics. See `take_steps`."""
+        return self.take_steps(batch, mini_batches, self.loss)
 
     def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy loss, less the entropy bonus, plus the KL if it is a loss; metrics are means over the tokens."""

@@ -1,5 +1,7 @@
 """The critic, which estimates the value of each state."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,9 +38,9 @@ class CriticWorker(TrainingWorker):
         """Values before each token of this rank's responses, [rows, response length]."""
         return self.forward(batch)
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """All optimizer steps of a PPO step on this rank's rows, and their metrics."""
-        return self.take_steps(batch, self.loss)
+    def update(self, batch: Batch, mini_batches: Sequence[int]) -> dict[str, float]:
+        """Takes all optimizer steps of a PPO step; their metrics. See `take_steps`."""
+        return self.take_steps(batch, mini_batches, self.loss)
 
     def loss(self, values: Tensor, batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         settings, mask = self.config.critic, batch.response_mask

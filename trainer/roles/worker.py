@@ -30,6 +30,7 @@ from trainer.training.compile_ahead import compile_ahead, large_pass, typical_ro
 from trainer.training.determinism import compute_deterministically
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
 from trainer.training.memory.allocator import use_expandable_segments
+from trainer.training.micro_batches import LENGTH_MULTIPLE
 from trainer.training.non_finite import FOLDER, FaultFiles
 from trainer.training.ranks.process_group import connect_store, join, open_store
 from trainer.training.ranks.sharded_state import ShardedState
@@ -97,14 +98,16 @@ class TrainingWorker:
     def _typical_rows(self) -> Batch:
         """Rows that compile what those of a large micro-batch will need."""
         (prompt, response), model = self.config.longest_row, self.engine.network.decoder.config
-        limit = micro_batch_limit(self._settings)
+        ranks = self._settings.sharding.context_parallel
+        limit = micro_batch_limit(self._settings).of_ranks(ranks)
         most = limit.tokens or limit.rows * (prompt + response)
         return typical_rows(
             model.vocab_size,
             prompt,
             response,
-            min(most, large_pass(model.hidden_size)),
+            min(most, large_pass(model.hidden_size) * ranks),
             share_prompt=self.config.responses_per_prompt > 1,
+            multiple=LENGTH_MULTIPLE * ranks,
         )
 
     @property
@@ -168,7 +171,7 @@ class TrainingWorker:
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """Log-probs or values of this rank's responses, [rows, response length]."""
+        """Log-probs or values of the responses of this rank's data group, [rows, response length]."""
         return self.in_micro_batches(batch, partial(self.engine.forward, batch))
 
     def in_micro_batches(self, batch: Batch, compute: Callable[[MicroBatchLimit], R]) -> R:
@@ -210,22 +213,22 @@ class TrainingWorker:
         lowered, self._untold = self._untold, []
         return lowered
 
-    def take_steps(self, batch: Batch, loss_function: LossFunction) -> dict[str, float]:
-        """Takes all optimizer steps of a PPO step on this rank's rows; mean metrics, named `role/metric`.
+    def take_steps(self, batch: Batch, mini_batches: Sequence[int], loss_function: LossFunction) -> dict[str, float]:
+        """Takes all optimizer steps of a PPO step; mean metrics, named `role/metric`.
 
+        `batch` are the rows of this rank's data group, and `mini_batches` how many of them each mini-batch has.
         They are equal on every rank, except `gpu_peak_gib`, this rank's peak GPU memory. Means over tokens leave out
         mini-batches in which no token trains, and are absent if there is no other.
         """
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         settings = self._settings
-        rows = settings.mini_batch_size // self.place.world_size
-        several = settings.ppo_epochs > 1 or len(batch) > rows
+        several = settings.ppo_epochs * len(mini_batches) > 1
         with self.engine.updating() as rate, self.engine.stepping(several):
             steps = [
                 self.in_micro_batches(mini_batch, partial(self.engine.update, mini_batch, loss_function))
                 for epoch in range(settings.ppo_epochs)
-                for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).micro_batches(rows)
+                for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).split(mini_batches)
             ]
         values_of = {name: [step[name] for step in steps if name in step] for name in dict.fromkeys(chain(*steps))}
         means = {name: sum(values) / len(values) for name, values in values_of.items()} | {"learning_rate": rate}
@@ -234,10 +237,10 @@ class TrainingWorker:
         return {f"{self.section}/{name}": mean for name, mean in means.items()}
 
     def shuffled(self, batch: Batch, epoch: int) -> Batch:
-        """This rank's rows in the random order of an epoch, which follows from seed, update, epoch and rank."""
-        order = list(range(len(batch)))
-        random.Random(f"{self.config.trainer.seed} {self.engine.updates} {epoch} {self.place.rank}").shuffle(order)
-        return batch.rows(torch.tensor(order))
+        """The rows in the random order of an epoch, which follows from seed, update, epoch and data group."""
+        order, group = list(range(len(batch))), self.place.rank // self._settings.sharding.ranks_per_data_group
+        random.Random(f"{self.config.trainer.seed} {self.engine.updates} {epoch} {group}").shuffle(order)
+        return batch.rows(torch.tensor(order, dtype=torch.int64))
 
     def start_trace(self) -> None:
         """Starts a trace of this rank."""

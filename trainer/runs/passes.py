@@ -1,4 +1,4 @@
-"""Passes of a role over a batch, divided among its ranks."""
+"""Passes of a role over a batch, divided among its data groups."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -36,13 +36,13 @@ class Passes:
 
 
 def forward(group: WorkerGroup[W], method: Callable[[W, Batch], Tensor], batch: Batch) -> Tensor:
-    """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
-    shards, sequences = batch.shards(len(group)), batch.with_only()
-    results = torch.cat(group.call_each(task(method, sequences.rows(shard)) for shard in shards))
+    """A forward pass over the batch, a shard per data group: [rows, response length], in the order of the rows."""
+    shards, sequences = [shard.rows for shard in batch.shards(group.data_groups)], batch.with_only()
+    results = torch.cat(group.call_data_groups(task(method, sequences.rows(rows)) for rows in shards))
     return results[torch.cat(shards).argsort()]
 
 
 def update(group: WorkerGroup[TrainedRole], batch: Batch, mini_batch_size: int) -> dict[str, float]:
     """A role's optimizer steps on the batch; the metrics of its first rank."""
-    shards = batch.shards(len(group), mini_batch_size)
-    return group.call_each(task(TrainedRole.update, batch.rows(shard)) for shard in shards)[0]
+    shards = batch.shards(group.data_groups, mini_batch_size)
+    return group.call_data_groups(task(TrainedRole.update, batch.rows(shard.rows), shard.sizes) for shard in shards)[0]

@@ -79,19 +79,26 @@ def start_workers(config: WorkersConfig, placement: Placement) -> Workers:
 
 def start_training(config: WorkersConfig, placement: Placement) -> TrainingGroups:
     """Starts the workers of actor, critic, reference and teacher, each if it has slots; returns at once."""
-    actor: WorkerGroup[ActorRole] = start_group("actor", make_actor, config, placement)
-    critic = start_group("critic", make_critic, config, placement) if "critic" in placement else None
+    policy, critics = (section.sharding.ranks_per_data_group for section in (config.actor, config.critic))
+    actor: WorkerGroup[ActorRole] = start_group("actor", make_actor, config, placement, policy)
+    critic = start_group("critic", make_critic, config, placement, critics) if "critic" in placement else None
     reference: WorkerGroup[ReferenceRole] | None = actor if config.needs_reference else None
     if "reference" in placement:
-        reference = start_group("reference", make_reference, config, placement)
-    teacher = start_group("teacher", make_teacher, config, placement) if "teacher" in placement else None
+        reference = start_group("reference", make_reference, config, placement, policy)
+    teacher = start_group("teacher", make_teacher, config, placement, policy) if "teacher" in placement else None
     return TrainingGroups(actor, critic, reference, teacher)
 
 
-def start_group(role: str, make: Callable[[C, RankPlace], W], config: C, placement: Placement) -> WorkerGroup[W]:
+def start_group(
+    role: str,
+    make: Callable[[C, RankPlace], W],
+    config: C,
+    placement: Placement,
+    ranks_per_data_group: int = 1,
+) -> WorkerGroup[W]:
     """Starts the workers of one role; returns at once."""
     settings, slots = config.trainer, placement[role]
-    group = WorkerGroup[W](role, settings.worker_timeout, settings.bind_cores)
+    group = WorkerGroup[W](role, settings.worker_timeout, settings.bind_cores, ranks_per_data_group)
     for place, slot in zip(rank_places(slots), slots, strict=True):
         # Rewards by rule alone use no GPU.
         share = GPU_SHARE if role != "reward" or config.reward.model.path else 0.0

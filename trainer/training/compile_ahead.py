@@ -34,10 +34,13 @@ def large_pass(width: int) -> int:
     return max(LARGE_TOKENS, 2 * width, -(-LARGE_STATES // width))
 
 
-def typical_rows(vocabulary: int, prompt: int, response: int, tokens: int, share_prompt: bool) -> Batch:
+def typical_rows(
+    vocabulary: int, prompt: int, response: int, tokens: int, share_prompt: bool, multiple: int = LENGTH_MULTIPLE
+) -> Batch:
     """Rows of about so many random tokens in all, with prompts and responses of at most these lengths.
 
     With `share_prompt` all have one prompt. Only their last tokens count, so that the head has little to compute.
+    `multiple` divides the length of a packed line.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -46,7 +49,7 @@ def typical_rows(vocabulary: int, prompt: int, response: int, tokens: int, share
 
     # torch takes equal numbers for one and the same: with and without its prompt, the longest row must not round to the
     # same length.
-    longest = response // LENGTH_MULTIPLE * LENGTH_MULTIPLE or response
+    longest = response // multiple * multiple or response
     lengths = [max(1, min(longest // 2, longest - prompt)), longest]
     pairs = max(1, -(-tokens // (sum(lengths) + 2 * prompt * (not share_prompt))))
     responses = [random(length) for length in lengths * pairs]
@@ -82,8 +85,6 @@ def _kept_arguments(layers: nn.ModuleList) -> Iterator[dict[nn.Module, Arguments
     kept: dict[nn.Module, Arguments] = {}
 
     def keep(layer: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if layer in kept:  # ranks that split matrices pass over the rows of all of them, in several micro-batches
-            return
         # All layers but the first have hidden states of one kind; those of one of them are enough.
         kept[layer] = positional if len(kept) < 2 else (None, *positional[1:]), named
 

@@ -27,13 +27,14 @@ from trainer.training.loss_scale import LossScale
 from trainer.training.memory.aborted_pass import discard_pass
 from trainer.training.memory.allocator import give_back_memory
 from trainer.training.memory.offload import Offload
-from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of_group
+from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of
 from trainer.training.non_finite import FaultFiles
 from trainer.training.ranks.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
 from trainer.training.ranks.sharding import (
     TENSOR,
     Execution,
     compiles,
+    context_group,
     device_mesh,
     gathered_by_layer,
     reshard,
@@ -85,9 +86,14 @@ class TrainingEngine:
         self.network = shard(network, execution, mesh)
         if whole is not None:
             broadcast_from_rank0(self.network, whole, self.device)
-        # The ranks that split matrix products with this one, and the number of such groups.
+        # The ranks that split matrix products with this one, and those that compute other tokens of the same rows.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
-        self.groups = self.world_size // execution.sharding.tensor_parallel
+        self.network.context = context_group(execution)
+        self.context_ranks = execution.sharding.context_parallel
+        # All of them are this rank's data group.
+        self.ranks_per_data_group = execution.sharding.ranks_per_data_group
+        # FSDP averages gradients over ranks that hold the same part of split matrices.
+        self.averaged_over = self.world_size // execution.sharding.tensor_parallel
         self._holds_whole_weights = (execution.sharding.shard_size or self.world_size) == 1
         # Found once: walking through all modules takes a millisecond.
         self._sharded_modules = sharded_modules(self.network)
@@ -150,22 +156,25 @@ class TrainingEngine:
         return self.execution.sharding.tensor_parallel if self.origins else None
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
-        """Log-probs or values of all rows, [rows, response length] float32 on CPU. Every rank must call it."""
-        batch, rows_here = rows_of_group(batch, self.peers)
+        """Log-probs or values of all rows, [rows, response length] float32 on CPU.
+
+        Every rank must call it, with the rows of its data group, which may be none.
+        """
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad(), _memory_errors_explained(), self._weights.needed(written=False):
-            parts, layout = micro_batches(batch, limit, self._layout)
+            parts, layout = micro_batches(batch, limit.of_ranks(self.context_ranks), self._layout)
             for rows in parts:
-                output = self.network(pack(batch.rows(rows), self.device, layout))
+                output = self.network(pack(rows_of(batch, rows), self.device, layout, self.context_ranks))
+                values = output[0] if isinstance(output, tuple) else output
                 # An index on the CPU would make the CPU wait for the GPU before the next micro-batch.
-                result[to_device(rows, self.device)] = output[0] if isinstance(output, tuple) else output
-            gathered = result[rows_here].cpu()
+                result[to_device(rows, self.device)] = values[: len(rows)]
+            gathered = result.cpu()
             reshard(self._sharded_modules)
         self.release_memory()
         return gathered
 
     def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
-        """One optimizer step on this rank's rows of a mini-batch.
+        """One optimizer step on the rows of a mini-batch that this rank's data group has, which may be none.
 
         Returns the loss function's metrics over the global mini-batch, `gradient_norm` before clipping, and `skipped`:
         1 if that norm is not finite, so that the optimizer step was left out. Raises WorkerError for such a norm unless
@@ -192,7 +201,9 @@ class TrainingEngine:
         assert self.settings is not None
         faults = ""
         if self.faults is not None:
-            faults = f": {self.faults.keep(self.updates, self.network, batch, self.forward(batch, limit))}"
+            outputs, first = self.forward(batch, limit), dist.get_rank() % self.ranks_per_data_group == 0
+            kept = slice(None) if first else slice(0)
+            faults = f": {self.faults.keep(self.updates, self.network, batch.rows(kept), outputs[kept])}"
         if not self.settings.skip_non_finite:
             raise WorkerError(
                 f"the gradient norm of {type(self.network).__name__} is {norm}{faults}",
@@ -219,25 +230,24 @@ class TrainingEngine:
         multiplied by the loss scale.
         """
         mask = batch.response_mask
-        count = GlobalCount(*reduced(torch.stack([mask.sum(), torch.tensor(len(mask))])).tolist())
+        of_ranks = reduced(torch.stack([mask.sum(), torch.tensor(len(mask))]))
+        count = GlobalCount(*(of_ranks // self.ranks_per_data_group).tolist())
         totals: dict[str, Tensor] = {}
-        batch, _ = rows_of_group(batch, self.peers)
-        parts, layout = micro_batches(batch, limit, self._layout)
+        parts, layout = micro_batches(batch, limit.of_ranks(self.context_ranks), self._layout)
         with self._weights.needed(written=False):
             for number, rows in enumerate(parts, start=1):
                 self._schedule_traffic(number, last=number == len(parts))
-                part = batch.rows(rows)
-                loss, metrics = loss_function(
-                    self.network(pack(part, self.device, layout)), part.to(self.device), count
-                )
-                # FSDP averages gradients over groups, but the loss is already this group's share of the global loss.
-                (loss * (self.groups * self.loss_scale.value)).backward()
+                part = rows_of(batch, rows)
+                packed = pack(part, self.device, layout, self.context_ranks)
+                loss, metrics = loss_function(self.network(packed), part.to(self.device), count)
+                # FSDP averages gradients, but the loss is already this data group's share of the global loss.
+                (loss * (self.averaged_over * self.loss_scale.value)).backward()
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value.detach().double()
         if self.peers is not None:
             add_gradients_of_heads(self.network.decoder.layers, self.peers)
         # Read once at the end: reading a number waits for all of the GPU's work before it.
-        sums = reduced(torch.stack(list(totals.values())).cpu()) * (self.groups / self.world_size)
+        sums = reduced(torch.stack(list(totals.values())).cpu()) / self.ranks_per_data_group
         return dict(zip(totals, sums.tolist(), strict=True)) if count.tokens else {}
 
     def _schedule_traffic(self, number: int, last: bool) -> None:
@@ -248,7 +258,7 @@ class TrainingEngine:
         sharding = self.execution.sharding
 
         def due(interval: int) -> bool:
-            return last or (self.groups > 1 and number % interval == 0)
+            return last or (self.averaged_over > 1 and number % interval == 0)
 
         self.network.set_requires_gradient_sync(due(sharding.gradient_sync_interval))
         self.network.set_reshard_after_backward(due(sharding.resharding_interval))
@@ -269,11 +279,16 @@ class TrainingEngine:
 
     def lowered(self, batch: Batch, limit: MicroBatchLimit) -> MicroBatchLimit | None:
         """A limit that about halves the largest micro-batch of these rows; None if that is a single row."""
+        if not len(batch):
+            return None
         lengths, prompts = batch.lengths.tolist(), batch.shared_prompts()
         if self._layout is Layout.PADDED:
             lengths = [max(lengths)] * len(lengths)
         shares = self._layout is Layout.SHARED
-        return limit.lowered(lengths, sum(map(prompts.cost, prompts.groups)) if shares else sum(lengths))
+        total = sum(map(prompts.cost, prompts.groups)) if shares else sum(lengths)
+        lower = limit.of_ranks(self.context_ranks).lowered(lengths, total)
+        each = lower and lower.of_each(self.context_ranks)
+        return each if each and each.value < limit.value else None
 
     def clip_gradients(self) -> float:
         """Clips all gradients to the global L2 norm limit and returns the norm before clipping.

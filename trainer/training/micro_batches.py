@@ -1,4 +1,4 @@
-"""The micro-batches of one rank, and the rows that ranks with split matrix products exchange."""
+"""The micro-batches of one rank."""
 
 from enum import Enum, auto
 from typing import Any
@@ -27,8 +27,8 @@ class Layout(Enum):
 def micro_batches(batch: Batch, limit: MicroBatchLimit, layout: Layout = Layout.PACKED) -> tuple[list[Tensor], Layout]:
     """The rows of each micro-batch, and the layout without SHARED if all prompts differ.
 
-    Every rank gets the same number, as FSDP's collectives require. A padded row counts as much as the longest. Every
-    rank of the default process group must call it.
+    Every rank gets the same number, as FSDP's collectives require: if it has too few rows, some without any. A padded
+    row counts as much as the longest. Every rank of the default process group must call it.
     """
     prompts = batch.shared_prompts()
     if layout is Layout.SHARED and len(prompts.groups) == len(batch):
@@ -38,27 +38,28 @@ def micro_batches(batch: Batch, limit: MicroBatchLimit, layout: Layout = Layout.
 
     def costs() -> list[int]:
         group_costs = [prompts.cost(group) for group in groups]
-        return [max(group_costs)] * len(group_costs) if layout is Layout.PADDED else group_costs
+        return [max(group_costs, default=0)] * len(group_costs) if layout is Layout.PADDED else group_costs
 
     count = int(reduced(torch.tensor(limit.parts_needed(costs())), dist.ReduceOp.MAX))
-    groups = halved(groups, count)
-    parts = limit.split(costs(), count)
-    return [torch.tensor(sorted(row for number in part for row in groups[number])) for part in parts], layout
+    with_rows = min(count, len(batch))
+    groups = halved(groups, with_rows)
+    parts = limit.split(costs(), with_rows) if with_rows else []
+    parts += [[]] * (count - len(parts))
+    chosen = [sorted(row for number in part for row in groups[number]) for part in parts]
+    return [torch.tensor(rows, dtype=torch.int64) for rows in chosen], layout
 
 
-def rows_of_group(batch: Batch, group: dist.ProcessGroup | None) -> tuple[Batch, slice]:
-    """The rows of all ranks in a group, and where this rank's rows are among them. Without a group, its own rows."""
-    if group is None:
-        return batch, slice(None)
-    batches: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(batches, batch, group)
-    start = dist.get_rank(group) * len(batch)
-    return Batch.joined(batches), slice(start, start + len(batch))
+def rows_of(batch: Batch, part: Tensor) -> Batch:
+    """The rows of a micro-batch; a masked row in one without rows, so that its pass has the collectives of all others.
+
+    No loss or metric changes by it.
+    """
+    return batch.rows(part) if len(part) else batch.masked_row()
 
 
-def pack(batch: Batch, device: torch.device, layout: Layout) -> PackedRows:
-    """The rows of a micro-batch, packed, on the device."""
-    multiple = LENGTH_MULTIPLE if device.type == "cuda" else 1
+def pack(batch: Batch, device: torch.device, layout: Layout, ranks: int = 1) -> PackedRows:
+    """The rows of a micro-batch, packed, on the device. `ranks` compute a part of each row's tokens."""
+    multiple = (LENGTH_MULTIPLE if device.type == "cuda" else 1) * ranks
     return PackedRows.of(batch, multiple, share_prompts=layout is Layout.SHARED).to(device)
 
 

@@ -15,6 +15,13 @@ class Worker:
     def echo(self, word: str) -> str:
         return word
 
+    def remember(self, word: str) -> str | None:
+        self.word = word
+        return self.environment("SLIPWAY_TEST")
+
+    def remembered(self) -> str:
+        return self.word
+
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 

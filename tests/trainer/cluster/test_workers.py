@@ -48,6 +48,15 @@ def test_results_come_in_the_order_of_ranks(group: WorkerGroup[Worker]) -> None:
     assert group.call(Worker.environment, "SLIPWAY_TEST") == ["rank 0", "rank 1"]
 
 
+def test_all_ranks_of_a_data_group_run_its_task_and_the_first_answers(slots: list[Slot]) -> None:
+    group = WorkerGroup[Worker]("actor", 120, ranks_per_data_group=2)
+    for slot in [*slots, *slots]:
+        group.add(slot, Worker, {"SLIPWAY_TEST": f"rank {len(group)}"}, gpus=0)
+    assert group.data_groups == 2
+    assert group.call_data_groups(task(Worker.remember, word) for word in ("first", "second")) == ["rank 0", "rank 2"]
+    assert group.call(Worker.remembered) == ["first", "first", "second", "second"]
+
+
 @pytest.mark.usefixtures("slots")
 def test_a_cluster_of_this_machine_remembers_as_many_calls_as_ray_can_list() -> None:
     remembered = ray.remote(num_cpus=0)(lambda: ray._config.task_events_max_num_task_in_gcs())

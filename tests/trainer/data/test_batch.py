@@ -31,22 +31,49 @@ def contents(batch: Batch) -> list[tuple[list[int], list[int]]]:
 def test_a_batch_preserves_its_rows(rows: list[tuple[list[int], list[int]]]) -> None:
     batch = make(rows)
     assert contents(batch) == rows
-    assert [row for part in batch.micro_batches(3) for row in contents(part)] == rows
+    sizes = [min(2, len(rows)), 0, len(rows) - min(2, len(rows))]
+    parts = list(batch.split(sizes))
+    assert [len(part) for part in parts] == sizes
+    assert [row for part in parts for row in contents(part)] == rows
     assert torch.equal(batch.response_mask, batch.rollout_log_probs != 0)
 
 
-@given(st.lists(st.tuples(tokens, tokens), min_size=8, max_size=8))
-def test_shards_hold_each_ranks_rows_of_each_mini_batch(rows: list[tuple[list[int], list[int]]]) -> None:
-    batch = make(rows)
-    assert sorted(torch.cat(batch.shards(4)).tolist()) == list(range(8))
-    first, second = (shard.tolist() for shard in batch.shards(2, mini_batch_size=4))
-    assert sorted(first[:2] + second[:2]) == [0, 1, 2, 3]
-    assert sorted(first[2:] + second[2:]) == [4, 5, 6, 7]
+@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
+def test_shards_hold_each_data_groups_rows_of_each_mini_batch(
+    rows: list[tuple[list[int], list[int]]], groups: int, size: int
+) -> None:
+    shards = make(rows).shards(groups, mini_batch_size=size)
+    assert len(shards) == groups
+    parts = [shard.rows.split(shard.sizes) for shard in shards]
+    for number, of_groups in enumerate(zip(*parts, strict=True)):
+        held = range(number * size, min((number + 1) * size, len(rows)))
+        assert sorted(torch.cat(of_groups).tolist()) == list(held)
+        if len(held) % groups == 0:
+            assert {len(part) for part in of_groups} == {len(held) // groups}
+
+
+def test_groups_without_a_row_get_none() -> None:
+    shards = make([([1], [2]), ([3], [4, 5])]).shards(4)
+    assert [shard.rows.tolist() for shard in shards] == [[0], [1], [], []]
+    assert [shard.sizes for shard in shards] == [[1], [1], [0], [0]]
+
+
+def test_the_rows_of_a_group_without_any_and_its_masked_row_can_be_sent_and_packed() -> None:
+    batch = make([([1, 2], [3]), ([4], [5, 6])])
+    none = pickle.loads(pickle.dumps(batch.rows(torch.tensor([], dtype=torch.int64))))
+    assert len(none) == 0
+    assert none.response_mask.shape == (0, 2)
+    masked = none.masked_row()
+    assert masked.lengths.tolist() == [1]
+    assert masked.tensors().keys() == batch.tensors().keys()
+    packed = PackedRows.of(masked, multiple=4, share_prompts=True)
+    assert packed.token_ids.shape == (1, 4)
+    assert packed.unpack(torch.ones(0)).tolist() == [[0.0, 0.0]]
 
 
 def test_shards_have_nearly_equally_many_tokens() -> None:
     batch = make([([1] * length, [2]) for length in (90, 80, 70, 20, 10, 5)])
-    sums = [int(batch.lengths[shard].sum()) for shard in batch.shards(3)]
+    sums = [int(batch.lengths[shard.rows].sum()) for shard in batch.shards(3)]
     assert max(sums) - min(sums) <= 5
 
 

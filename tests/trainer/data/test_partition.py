@@ -90,3 +90,14 @@ def test_lowering_starts_from_what_a_pass_really_holds() -> None:
     assert MicroBatchLimit(64, 1_000_000).lowered([10] * 6, 40) == MicroBatchLimit(64, 20)  # they share prompts
     assert MicroBatchLimit(64, 50).lowered([10, 40], 50) == MicroBatchLimit(64, 40)
     assert MicroBatchLimit(64, 40).lowered([10, 40], 50) is None
+
+
+@given(lengths, st.integers(1, 3000), st.integers(1, 8))
+def test_a_limit_of_ranks_that_compute_rows_together_is_the_sum_of_theirs(
+    rows: list[int], tokens: int, ranks: int
+) -> None:
+    of_ranks = MicroBatchLimit(4, tokens).of_ranks(ranks)
+    assert of_ranks == MicroBatchLimit(4, tokens * ranks)
+    assert of_ranks.of_each(ranks) == MicroBatchLimit(4, tokens)
+    assert MicroBatchLimit(4).of_ranks(ranks) == MicroBatchLimit(4)
+    assert MicroBatchLimit(4, max(rows)).of_each(ranks).of_ranks(ranks).value >= max(rows)

@@ -51,6 +51,19 @@ def test_ranks_get_equally_many_rows(ranks: int, groups_of_a_rank: int, size: in
     assert {len(shard) for shard in shards} == {groups_of_a_rank * size}
 
 
+@given(sizes, st.integers(1, 6), st.data())
+def test_rows_that_do_not_divide_are_spread_without_loss(sizes: list[int], ranks: int, data: st.DataObject) -> None:
+    prompts = drawn(sizes, data)
+    shards = prompts.shards(ranks)
+    assert len(shards) == ranks
+    assert sorted(row for shard in shards for row in shard) == list(range(sum(sizes)))
+
+
+def test_without_shared_prompts_ranks_differ_by_at_most_one_row() -> None:
+    prompts = SharedPrompts([[row] for row in range(11)], lengths=range(10, 21), prompt_lengths=[1] * 11)
+    assert sorted(map(len, prompts.shards(4))) == [2, 3, 3, 3]
+
+
 def test_ranks_get_whole_groups_if_their_responses_are_alike() -> None:
     groups = [list(range(start, start + 4)) for start in range(0, 16, 4)]
     shards = SharedPrompts(groups, lengths=[30] * 16, prompt_lengths=[20] * 16).shards(2)

@@ -102,6 +102,13 @@ def test_a_row_that_does_not_fit_is_checkpointed_and_the_cache_takes_what_is_lef
     assert values["rollout.kv_cache_gib"] < 55
 
 
+def test_ranks_that_compute_rows_together_need_room_for_a_part_of_a_row(plan: Callable[..., Plan]) -> None:
+    sections = grpo(128, 1024, 31744)
+    alone = chosen(plan("7B", 4, H100, **sections))
+    together = chosen(plan("7B", 4, H100, **sections, actor={"sharding": {"context_parallel": 2}}))
+    assert (alone["actor.micro_batch_tokens"], together["actor.micro_batch_tokens"]) == (32768, 16384)
+
+
 def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(plan: Callable[..., Plan]) -> None:
     whole, two = (chosen(plan("7B", 4, H200, **grpo(64, 512, 1024, tensor_parallel=size))) for size in (1, 2))
     assert (whole["rollout.max_num_seqs"], two["rollout.max_num_seqs"]) == (128, 256)

@@ -87,13 +87,21 @@ def test_a_missing_device_is_named_with_the_existing_ones(model: Path, text: str
     assert caught.value.hint == "devices of each node: node0 (10.0.0.0): 2, node1 (10.0.0.1): 2"
 
 
-def test_batches_must_divide_by_the_ranks_of_their_own_role(model: Path) -> None:
-    settings = config(model, actor={"mini_batch_size": 128}, critic={"mini_batch_size": 64})
-    settings.check_ranks({"actor": 128, "critic": 64})
-    with pytest.raises(ConfigError, match=r"critic\.mini_batch_size=64 cannot be split evenly over 128 ranks"):
-        settings.check_ranks({"actor": 64, "critic": 128})
-    with pytest.raises(ConfigError, match="256 responses of a step cannot be split evenly over 3 ranks"):
-        settings.check_ranks({"actor": 1, "critic": 1, "reference": 3})
+def test_batches_need_not_divide_by_ranks(model: Path) -> None:
+    settings = config(model, actor={"mini_batch_size": 64}, critic={"mini_batch_size": 64})
+    settings.check_ranks({"actor": 3, "critic": 128, "reference": 5, "teacher": 7})
+
+
+def test_sizes_of_a_context_group_that_fit_are_named(model: Path) -> None:
+    settings = config(model, actor={"sharding": {"context_parallel": 4, "tensor_parallel": 2}})
+    settings.check_ranks({"actor": 8, "critic": 3, "reference": 16})
+    with pytest.raises(
+        ConfigError, match=r"^actor\.sharding\.context_parallel=4 does not divide the 12 ranks"
+    ) as caught:
+        settings.check_ranks({"actor": 12, "critic": 3})
+    assert caught.value.hint == "set it to 1 or 2 or 3 or 6"
+    with pytest.raises(ConfigError, match="the 4 ranks of the reference"):
+        settings.check_ranks({"actor": 8, "critic": 3, "reference": 4})
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     engine = TrainingEngine(network(), Execution(torch.device("cpu"), torch.float32), OptimizerSettings(1e-2, 0.0, 1.0))
     whole = sampled()
-    rows = whole.rows(whole.shards(world_size)[rank])
+    rows = whole.rows(whole.shards(world_size)[rank].rows)
     results: dict[tuple[str, str, int], tuple[dict[str, Tensor], dict[str, float]]] = {}
     for (policy_loss, mode), size in itertools.product(CASES, MICRO_BATCHES):
         metrics = engine.accumulate_gradients(rows, worker(policy_loss, mode, world_size).loss, MicroBatchLimit(size))

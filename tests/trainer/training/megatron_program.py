@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.trainer.models.test_families import small_model
-from tests.trainer.training.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
+from tests.trainer.training.rank_program import SETTINGS, loss, refusal, rows_of_group, weights
 from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
@@ -109,14 +109,15 @@ def refused_biases() -> str:
 
 def run(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
-    share = ROWS // world_size
-    rows = batch().rows(torch.arange(rank * share, (rank + 1) * share))
+    rows = rows_of_group(ShardingConfig())
+    of_two = rows_of_group(ShardingConfig(tensor_parallel=2)) if world_size > 1 else rows
     result: dict[Any, Any] = {}
     for family, split in CASES[world_size]:
         for backend in ("fsdp", "megatron") if world_size == 1 else ("megatron",):
             engine = actor(family, backend, split)
-            before, actor_results = weights(engine), found_by(engine, rows, loss)
-            values = found_by(critic(family, backend, split), rows, squares)
+            shared = rows if split == 1 else of_two
+            before, actor_results = weights(engine), found_by(engine, shared, loss)
+            values = found_by(critic(family, backend, split), shared, squares)
             result[family, split, backend] = {
                 "actor": actor_results,
                 "critic": values,
@@ -143,13 +144,13 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
         result["next"] = continuation(engine, rows)
         engine = actor(HEADS, "megatron", split=2)
         result["split refuses"] = refusal(engine, directory / "megatron")
-        engine.update(rows, loss, PARTS)
+        engine.update(of_two, loss, PARTS)
         saved(engine, directory / "split")
-        result["next of split"] = continuation(engine, rows)
+        result["next of split"] = continuation(engine, of_two)
     if world_size == 4:
         engine = actor(HEADS, "megatron", split=2)
         ShardedState(engine).load(directory / "split")
-        result["next of split"] = continuation(engine, rows)
+        result["next of split"] = continuation(engine, of_two)
     if rank == 0:
         torch.save(result, directory / f"world_{world_size}.pt")
     dist.barrier()

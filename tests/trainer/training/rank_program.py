@@ -212,11 +212,17 @@ def refusal(engine: TrainingEngine, directory: Path) -> str:
     return ""
 
 
+def rows_of_group(sharding: ShardingConfig) -> Batch:
+    """The rows of this rank's data group."""
+    group, size = torch.distributed.get_rank() // sharding.ranks_per_data_group, sharding.ranks_per_data_group
+    share = ROWS * size // torch.distributed.get_world_size()
+    return batch().rows(torch.arange(group * share, (group + 1) * share))
+
+
 def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     engine = new_engine()
-    share = ROWS // world_size
-    rows = batch().rows(torch.arange(rank * share, (rank + 1) * share))
+    rows = rows_of_group(ShardingConfig())
 
     whole, parts, by_tokens = MicroBatchLimit(ROWS), MicroBatchLimit(3), MicroBatchLimit(ROWS, tokens=20)
     result: dict[str, object] = {"log_probs": engine.forward(rows, parts)}
@@ -229,18 +235,19 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     result["in chunks"] = gradients(engine, rows, parts)
     result["checkpointed"] = gradients(new_engine(checkpoint_activations=True), rows, parts)
     for name, sharding in (SHARDINGS | {2: SHARDINGS_OF_TWO, 4: SHARDINGS_OF_FOUR}.get(world_size, {})).items():
-        other = new_engine(sharding=sharding)
+        other, shared = new_engine(sharding=sharding), rows_of_group(sharding)
         compile_ahead(other, typical_rows(64, 5, 9, 40, share_prompt=True))  # leaves no trace in any of them
-        result[name] = gradients(other, rows, parts)
-        result[f"{name}, trained"] = [other.update(rows, loss, whole) for _ in range(2)], weights(other)
+        result[name] = gradients(other, shared, parts)
+        result[f"{name}, trained"] = [other.update(shared, loss, whole) for _ in range(2)], weights(other)
         result[f"{name}, sent"] = sent(other), weights(other)
-        result[f"{name}, log_probs"] = other.forward(rows, parts)
+        result[f"{name}, log_probs"] = other.forward(shared, parts)
         result[f"{name}, idle bytes"] = idle_bytes(other)
     if world_size == 2:
         plain, split = Execution(torch.device("cpu"), torch.float32), SHARDINGS_OF_TWO["matrices split"]
         for execution in (plain, replace(plain, sharding=split)):
             engine_of_heads = TrainingEngine(network("qwen3"), execution, SETTINGS)
-            result["norms of heads", execution.sharding.tensor_parallel] = gradients(engine_of_heads, rows, parts)
+            of_group = rows_of_group(execution.sharding)
+            result["norms of heads", execution.sharding.tensor_parallel] = gradients(engine_of_heads, of_group, parts)
     in_16_bits = new_engine(torch.bfloat16)
     result["16 bits, sent"] = sent(in_16_bits), weights(in_16_bits)
     result["lora"] = adapted_findings(rows, parts, directory)

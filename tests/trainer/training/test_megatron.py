@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig
 
 from tests.trainer.training import megatron_program
+from tests.trainer.training.rank_program import ROWS
 from tests.trainer.whole_run import Runs
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
@@ -49,7 +50,7 @@ def test_log_probs_values_and_gradients_match_transformers_layers(
     results: dict[int, Any], ranks: int, family: str, split: int, role: str
 ) -> None:
     split_results, plain = results[ranks][family, split, "megatron"][role], results[1][family, 1, "fsdp"][role]
-    assert_close(split_results["outputs"], plain["outputs"][: megatron_program.ROWS // ranks], atol=1e-5, rtol=0)
+    assert_close(split_results["outputs"], plain["outputs"][: ROWS * split // ranks], atol=1e-5, rtol=0)
     assert_all_close(split_results["gradients"], plain["gradients"], atol=1e-6)
     assert split_results["step"] == pytest.approx(plain["step"], abs=1e-5)  # includes the gradient norm over all ranks
 

@@ -104,7 +104,7 @@ def test_a_state_that_leaks_into_the_next_row_is_found(dtype: torch.dtype, monke
 
 
 def test_a_row_that_does_not_see_the_prompt_it_shares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_own_prompt(batch: Batch, device: torch.device, layout: Layout) -> PackedRows:
+    def without_own_prompt(batch: Batch, device: torch.device, layout: Layout, _ranks: int) -> PackedRows:
         packed = pack(batch, device, layout)
         assert packed.visible is not None
         start, prompt = int(packed.visible_offsets[2]), int(batch.prompt_lengths[2])

@@ -52,7 +52,8 @@ class TrainedModelConfig(Section):
     micro_batch_tokens: int | None = Field(
         None,
         gt=0,
-        description="tokens per forward pass and rank; overrides micro_batch_size. Chosen on GPUs if neither is given "
+        description="tokens per forward pass and rank; overrides micro_batch_size. Ranks that compute rows together "
+        "(sharding.context_parallel) add up their limits. Chosen on GPUs if neither is given "
         "(`trainer plan`)",
     )
     activation_checkpointing: bool = Field(
@@ -86,7 +87,8 @@ class TrainedModelConfig(Section):
     )
     shuffle: bool = Field(
         False,
-        description="shuffle each rank's responses before they are divided into mini-batches, in each of ppo_epochs",
+        description="shuffle each data group's responses before they are divided into mini-batches, in each of "
+        "ppo_epochs",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

@@ -20,6 +20,12 @@ class ShardingConfig(Section):
         gt=0,
         description="neighbouring ranks that split each layer's matrix products and activations",
     )
+    context_parallel: int = Field(
+        1,
+        gt=0,
+        description="neighbouring ranks that compute the same rows together, each a part of every row's tokens "
+        "(Ulysses), for rows that are too long for the memory of one",
+    )
     reshard_after_forward: bool | int = Field(
         True,
         description="true: free a layer's gathered weights until its backward pass; false: keep them, for more memory "
@@ -54,6 +60,11 @@ class ShardingConfig(Section):
             )
         return self
 
+    @property
+    def ranks_per_data_group(self) -> int:
+        """Neighbouring ranks that compute the same rows."""
+        return self.context_parallel * self.tensor_parallel
+
     def without_offload(self) -> Self:
         """These settings without offloading, for a device that uses the node's memory anyway."""
         return self.model_copy(update={"param_offload": False, "optimizer_offload": False})
@@ -71,6 +82,15 @@ class ShardingConfig(Section):
                 f"{section}.sharding.tensor_parallel={self.tensor_parallel} does not divide the {size} ranks that "
                 f"share the weights of the {role}",
                 hint="set it to a divisor of the GPUs of a node",
+            )
+        if ranks % self.ranks_per_data_group:
+            groups = ranks // self.tensor_parallel
+            sizes = [str(size) for size in range(1, groups + 1) if groups % size == 0]
+            left = f" / tensor_parallel={self.tensor_parallel}" if groups < ranks else ""
+            raise ConfigError(
+                f"{section}.sharding.context_parallel={self.context_parallel} does not divide the {ranks} ranks of the "
+                f"{role}{left}",
+                hint=f"set it to {' or '.join(sizes)}",
             )
         kept, size = self.reshard_after_forward, size // self.tensor_parallel
         if not isinstance(kept, bool) and (size % kept or kept == size):

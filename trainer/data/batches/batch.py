@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +11,15 @@ from torch import Tensor
 
 from trainer.data.batches.copies import to_device
 from trainer.data.batches.shared_prompts import SharedPrompts
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of one data group: their indices in the batch, [rows] int64, those of the first mini-batch first, and
+    how many each mini-batch has."""
+
+    rows: Tensor
+    sizes: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -59,14 +68,6 @@ class Batch:
             rollout_log_probs=None if log_probs is None else _pad(chain.from_iterable(log_probs), lengths, np.float32),
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Concatenates parts of one batch."""
-        width = max(part.token_ids.shape[1] for part in parts)
-        pad = torch.nn.functional.pad
-        wide = [replace(part, token_ids=pad(part.token_ids, (0, width - part.token_ids.shape[1]))) for part in parts]
-        return cls(**{name: torch.cat([getattr(part, name) for part in wide]) for name in parts[0].tensors()})
-
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
 
@@ -89,30 +90,40 @@ class Batch:
     def rows(self, index: slice | Tensor) -> Self:
         """The selected rows, without columns of `token_ids` that are padding in all of them."""
         chosen = self._map(lambda tensor: tensor[index])
-        return replace(chosen, token_ids=chosen.token_ids[:, : int(chosen.lengths.max())])
+        return replace(chosen, token_ids=chosen.token_ids[:, : max(chosen.lengths.tolist(), default=0)])
+
+    def masked_row(self) -> Self:
+        """A row of one token with these tensors and an empty response mask, so that it adds 0 to a loss."""
+        zeros = self._map(lambda tensor: tensor.new_zeros(1, *tensor.shape[1:]))
+        return replace(zeros, token_ids=zeros.token_ids.new_zeros(1, 1), prompt_lengths=zeros.prompt_lengths + 1)
 
     def to(self, device: torch.device) -> Self:
         return self._map(lambda tensor: to_device(tensor, device))
 
-    def micro_batches(self, size: int) -> Iterator[Self]:
-        """Consecutive parts of at most `size` rows."""
-        for start in range(0, len(self), size):
-            yield self.rows(slice(start, start + size))
+    def split(self, sizes: Sequence[int]) -> Iterator[Self]:
+        """Consecutive parts of so many rows each."""
+        for end, size in zip(accumulate(sizes), sizes, strict=True):
+            yield self.rows(slice(end - size, end))
 
-    def shards(self, count: int, mini_batch_size: int | None = None) -> list[Tensor]:
-        """The row indices of each rank: the same number of rows, and nearly the same number of tokens.
+    def shards(self, count: int, mini_batch_size: int | None = None) -> list[Shard]:
+        """The rows of each data group, of which there are `count`: nearly equally many rows and tokens.
 
-        Rows with the same prompt stay together where that leaves the heaviest rank less work. With a mini-batch size, a
-        shard holds its rank's rows of the first mini-batch, then of the second, and so on. So each optimizer step uses
-        the same responses for any number of ranks. `count` must divide the mini-batch size.
+        Rows with the same prompt stay together where that leaves the heaviest group less work. A mini-batch is that
+        many consecutive rows, all of them without a size; so each optimizer step uses the same responses for any
+        number of groups. If its rows do not divide, some groups have fewer than others, maybe none.
         """
         size = mini_batch_size or len(self)
-        shards: list[list[int]] = [[] for _ in range(count)]
-        for start in range(0, len(self), size):
-            parts = self.rows(slice(start, start + size)).shared_prompts().shards(count)
-            for shard, part in zip(shards, parts, strict=True):
-                shard += [start + row for row in part]
-        return [torch.tensor(shard) for shard in shards]
+        starts = range(0, len(self), size)
+        mini_batches = [self.rows(slice(start, start + size)).shared_prompts().shards(count) for start in starts]
+        return [
+            Shard(
+                torch.tensor(
+                    [s + row for s, part in zip(starts, parts, strict=True) for row in part], dtype=torch.int64
+                ),
+                [len(part) for part in parts],
+            )
+            for parts in zip(*mini_batches, strict=True)
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles tensors as arrays. Ray copies the bytes of an array once, but those of a tensor twice."""

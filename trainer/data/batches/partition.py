@@ -27,6 +27,14 @@ class MicroBatchLimit:
         """The same setting with another value."""
         return replace(self, **{"rows" if self.tokens is None else "tokens": value})
 
+    def of_ranks(self, ranks: int) -> "MicroBatchLimit":
+        """The limit of a forward pass in which so many ranks compute a part of each row's tokens."""
+        return self if self.tokens is None else replace(self, tokens=self.tokens * ranks)
+
+    def of_each(self, ranks: int) -> "MicroBatchLimit":
+        """The smallest limit of a rank whose `of_ranks` is at least this one."""
+        return self if self.tokens is None else replace(self, tokens=math.ceil(self.tokens / ranks))
+
     def lowered(self, lengths: Sequence[int], total: int) -> "MicroBatchLimit | None":
         """A limit that about halves the largest part of these rows; None if that part is a single row.
 

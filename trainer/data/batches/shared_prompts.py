@@ -38,17 +38,20 @@ class SharedPrompts:
         return pieces
 
     def shards(self, count: int) -> list[Group]:
-        """The rows of each of `count` ranks: equally many rows, nearly equal costs.
+        """The rows of each of `count` data groups: nearly equal costs, and equally many rows if `count` divides them.
 
         Larger pieces of groups save more, smaller ones balance better. Pieces have equal sizes; of all sizes the one is
-        taken with the lightest heaviest rank.
+        taken with the lightest heaviest data group.
         """
         rows = sum(map(len, self.groups))
         common = math.gcd(*map(len, self.groups))
         options: list[tuple[int, list[Group]]] = []
-        for size in (size for size in range(common, 0, -1) if common % size == 0 and rows // size % count == 0):
+        for size in (size for size in range(common, 0, -1) if common % size == 0):
+            if rows % count == 0 and rows // size % count:
+                continue
             pieces = [group[start : start + size] for group in self.groups for start in range(0, len(group), size)]
-            costs = [self.cost(piece) for piece in pieces]
+            pieces += [[]] * (-len(pieces) % count)
+            costs = [self.cost(piece) if piece else 0 for piece in pieces]
             parts = balanced(costs, count, equal_size=True)
             heaviest = max(sum(costs[piece] for piece in part) for part in parts)
             options.append((heaviest, [sorted(row for piece in part for row in pieces[piece]) for part in parts]))

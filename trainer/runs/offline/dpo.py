@@ -51,7 +51,7 @@ class Preferences:
             "dpo/accuracy": (pairs.margins > 0).float().mean().item(),
         }
 
-    def measure(self, examples: Sequence[PreferencePair], count: int) -> dict[str, float]:
+    def measure(self, examples: Sequence[PreferencePair]) -> dict[str, float]:
         """The share of held-out pairs in which the policy prefers the chosen response more than the reference does.
 
         It is 0 while the policy equals the reference.
@@ -59,8 +59,8 @@ class Preferences:
         batch = self._policies.compare(completions_of(examples))
         pairs = preference_pairs(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
         return {
-            "validation/preference_accuracy": (pairs.margins[:count] > 0).float().mean().item(),
-            "validation/preference_loss": self._settings.losses(pairs)[:count].mean().item(),
+            "validation/preference_accuracy": (pairs.margins > 0).float().mean().item(),
+            "validation/preference_loss": self._settings.losses(pairs).mean().item(),
         }
 
 

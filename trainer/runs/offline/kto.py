@@ -54,9 +54,8 @@ class Labels:
             **reward_means(responses, self._settings.beta),
         }
 
-    def measure(self, examples: Sequence[LabelledResponse], count: int) -> dict[str, float]:
-        _, padded = self._compare(examples)
-        responses = Labelled(padded.ratios[:count], padded.desirable[:count], padded.kl)
+    def measure(self, examples: Sequence[LabelledResponse]) -> dict[str, float]:
+        _, responses = self._compare(examples)
         return {
             "validation/kto_margin": reward_means(responses, self._settings.beta)["kto/margin"],
             "validation/kto_loss": self._settings.losses(responses).mean().item(),

@@ -36,8 +36,8 @@ class Method(Protocol[Learned]):
         """The batch with advantages for an optimizer step, and metrics."""
         ...
 
-    def measure(self, examples: Sequence[Learned], count: int) -> Metrics:
-        """Metrics of the first `count` examples. The others repeat the last one so that all ranks have rows."""
+    def measure(self, examples: Sequence[Learned]) -> Metrics:
+        """Metrics of held-out examples."""
         ...
 
 
@@ -70,12 +70,10 @@ class OfflineStep(Generic[Example]):
 
     def validate(self, _number: int) -> Metrics:
         """Metrics of the held-out examples, if there are any."""
-        count = len(self._validation)
-        if not count:
+        if not self._validation:
             return {}
-        even = [*self._validation, *[self._validation[-1]] * (-count % len(self._actor))]
         with self._phase("validate"):
-            return self._method.measure(even, count)
+            return self._method.measure(self._validation)
 
     def begin(self, resumed: TrainingState | None) -> None:
         if resumed is not None:

@@ -47,9 +47,8 @@ class Demonstrations:
         batch = completion_batch(examples)
         return batch.with_(advantages=batch.response_mask.float()), {}
 
-    def measure(self, examples: Sequence[Completion], count: int) -> dict[str, float]:
+    def measure(self, examples: Sequence[Completion]) -> dict[str, float]:
         """The mean loss over the learned tokens of held-out rows."""
         batch = completion_batch(examples)
-        log_probs = forward(self._actor, ActorRole.log_probs, batch)
-        mask = batch.response_mask[:count]
-        return {"validation/sft_loss": -(log_probs[:count].where(mask, 0.0).sum() / mask.sum()).item()}
+        log_probs, mask = forward(self._actor, ActorRole.log_probs, batch), batch.response_mask
+        return {"validation/sft_loss": -(log_probs.where(mask, 0.0).sum() / mask.sum()).item()}

@@ -15,9 +15,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.errors import DataError
 from trainer.models.backend import TrainingBackend, training_backend
+from trainer.models.context_parallel import ContextGroup
 from trainer.models.networks import is_packed
 
-REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
+REPLICATE, SHARD, TENSOR, CONTEXT = "replicate", "shard", "tensor", "context"
 # Attributes of layers that drop out themselves, without a module for it (OPT, BioGPT, XGLM).
 OWN_DROPOUT = {"dropout", "activation_dropout"}
 
@@ -83,7 +84,8 @@ def compiles(network: nn.Module, execution: Execution) -> bool:
 def device_mesh(execution: Execution) -> DeviceMesh:
     """The mesh of all ranks: copies of the weights (REPLICATE), their shards (SHARD), split matrix products (TENSOR).
 
-    Ranks that split matrix products are adjacent. Dimensions of size 1 are left out, except SHARD.
+    Ranks that split matrix products are adjacent. Those of a context group hold shards and copies like any others.
+    Dimensions of size 1 are left out, except SHARD.
     """
     sharding, world_size = execution.sharding, dist.get_world_size()
     copy = sharding.shard_size or world_size
@@ -94,6 +96,19 @@ def device_mesh(execution: Execution) -> DeviceMesh:
     }
     used = {name: size for name, size in places.items() if size > 1 or name == SHARD}
     return init_device_mesh(execution.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+
+
+def context_group(execution: Execution) -> ContextGroup | None:
+    """The neighbours that compute other tokens of the same rows; None if a rank computes whole rows.
+
+    With split matrix products, they are the ranks of the data group that hold the same parts of the matrices.
+    """
+    context, split = execution.sharding.context_parallel, execution.sharding.tensor_parallel
+    if context == 1:
+        return None
+    sizes = (dist.get_world_size() // (context * split), context, split)
+    mesh = init_device_mesh(execution.device.type, sizes, mesh_dim_names=("data", CONTEXT, TENSOR))
+    return ContextGroup(mesh[CONTEXT].get_group())
 
 
 def sharded_modules(network: nn.Module) -> list[FSDPModule]:

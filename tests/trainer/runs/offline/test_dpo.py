@@ -27,12 +27,11 @@ from trainer.config.offline import OfflineConfig
 from trainer.config.sections.data import DataConfig
 from trainer.data.formats.files import read_rows
 from trainer.data.preferences import read_pairs
-from trainer.errors import ConfigError, DataError
+from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
 from trainer.rewards.rules.gsm8k import gsm8k
 from trainer.runs.offline.dpo import completions_of
 from trainer.runs.offline.run import completion_batch
-from trainer.runs.offline.sft import SftConfig
 
 
 def logistic(x: torch.Tensor) -> torch.Tensor:
@@ -172,24 +171,6 @@ def test_workers_take_one_step_per_batch() -> None:
     assert config.actor.mini_batch_size == 16
     assert config.actor.loss_aggregation == "seq-mean-token-sum"
     assert not config.needs_critic
-
-
-@pytest.mark.parametrize(
-    ("config", "size", "fits", "responses", "hint"),
-    [
-        (DpoConfig, 7, 6, 14, "make it a multiple of 2"),
-        (KtoConfig, 6, 8, 6, "make it a multiple of 4"),
-        (SftConfig, 6, 8, 6, "make it a multiple of 4"),
-    ],
-)
-def test_a_batch_that_ranks_cannot_share_is_refused_by_the_setting_that_the_user_has(
-    config: type[OfflineConfig], size: int, fits: int, responses: int, hint: str
-) -> None:
-    config(data=DataConfig(train_batch_size=fits)).for_workers().check_ranks({"actor": 4})
-    with pytest.raises(ConfigError) as refused:
-        config(data=DataConfig(train_batch_size=size)).for_workers().check_ranks({"actor": 4})
-    message = f"data.train_batch_size={size}: {responses} responses cannot be split evenly over 4 ranks"
-    assert (str(refused.value), refused.value.hint) == (message, hint)
 
 
 @pytest.mark.full

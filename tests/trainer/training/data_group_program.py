@@ -1,0 +1,128 @@
+"""Rows that ranks and data groups share unequally, for test_data_groups.py: `data_group_program.py DIRECTORY`.
+
+Writes what each layout found to DIRECTORY/world_WORLD_SIZE.pt. All ranks are forks of this process: importing takes
+longest.
+"""
+
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.trainer.training.loss_program import sampled
+from tests.trainer.training.rank_program import loss, network
+from trainer.cluster.place import RankPlace
+from trainer.config.sections.sharding import ShardingConfig
+from trainer.config.tree import Config
+from trainer.models.networks import PolicyNetwork
+from trainer.models.packing import PackedRows
+from trainer.roles.actor import ActorWorker
+from trainer.roles.worker import micro_batch_limit
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.ranks.process_group import connect_store, join, open_store
+from trainer.training.ranks.sharding import Execution
+
+# With its default epsilon, AdamW would amplify the rounding of gradients near 0.
+SETTINGS = OptimizerSettings(1e-2, 0.0, 1.0, arguments={"eps": 1e-3})
+
+
+class Rows(NamedTuple):
+    """Rows of a step, of a mini-batch, and the actor's other settings."""
+
+    rows: int
+    mini_batch: int
+    actor: tuple[tuple[str, Any], ...] = (("micro_batch_size", 2),)
+
+
+SHUFFLED = (("micro_batch_tokens", 20), ("shuffle", True), ("ppo_epochs", 2))
+FOUR, TWO, SEVEN, FIVE = Rows(4, 4), Rows(2, 2), Rows(7, 3), Rows(5, 5, SHUFFLED)
+# By number of ranks: rows and sharding.
+CASES: dict[int, list[tuple[Rows, dict[str, int]]]] = {
+    1: [(FOUR, {}), (TWO, {}), (SEVEN, {}), (FIVE, {})],
+    2: [(SEVEN, {}), (FIVE, {"tensor_parallel": 2}), (FIVE, {"context_parallel": 2})],
+    3: [(FOUR, {}), (SEVEN, {})],
+    4: [
+        (TWO, {}),
+        (TWO, {"shard_size": 2}),
+        (SEVEN, {"tensor_parallel": 2}),
+        (SEVEN, {"context_parallel": 2}),
+        (FIVE, {"context_parallel": 2, "tensor_parallel": 2}),
+    ],
+}
+
+
+class Together(PolicyNetwork):
+    """A network as the engine expects it in a context group: each member returns the numbers of all tokens, and its
+    gradient is that of the whole loss through its own ones."""
+
+    def forward(self, rows: PackedRows) -> tuple[Tensor, ...]:
+        group, self.context = self.context, None
+        outputs = super().forward(rows)
+        self.context = group
+        if group is None:
+            return outputs
+        assert rows.token_ids.shape[1] % group.size == 0
+        of_member = torch.arange(outputs[0].numel()).view(outputs[0].shape) % group.size == group.rank
+        return tuple(values.where(of_member, values.detach()) for values in outputs)
+
+
+def found(case: Rows, sharding: dict[str, int]) -> dict[str, Any]:
+    """Log-probs in the order of the rows, gradient and metrics of one mini-batch, metrics and weights of a step."""
+    settings = ShardingConfig(**sharding)
+    actor = {"mini_batch_size": case.rows, "sharding": sharding, **dict(case.actor)}
+    sections = {"actor": actor, "critic": {"mini_batch_size": case.rows}, "data": {"train_batch_size": case.rows}}
+    config = Config.model_validate(sections)
+    worker = ActorWorker(config, RankPlace(dist.get_rank(), dist.get_world_size(), "127.0.0.1", "cpu"))
+    execution = Execution(torch.device("cpu"), torch.float32, sharding=settings)
+    worker.engine = TrainingEngine(Together(network().language_model, 0.7), execution, SETTINGS)
+    group = dist.get_rank() // settings.ranks_per_data_group
+    groups, batch = dist.get_world_size() // settings.ranks_per_data_group, sampled().rows(slice(case.rows))
+    shards = batch.shards(groups)
+    rows = batch.rows(shards[group].rows)
+    metrics = worker.engine.accumulate_gradients(rows, loss, micro_batch_limit(config.actor))
+    gradients = {name: weight.grad.full_tensor() for name, weight in worker.engine.network.named_parameters()}
+    worker.engine.optimizer.zero_grad()
+    log_probs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(log_probs, worker.forward(rows))
+    first = torch.cat(log_probs[:: settings.ranks_per_data_group])
+    step = batch.shards(groups, case.mini_batch)[group]
+    return {
+        "log_probs": first[torch.cat([shard.rows for shard in shards]).argsort()],
+        "gradients": gradients,
+        "metrics": metrics,
+        "step": worker.update(batch.rows(step.rows), step.sizes),
+        "weights": {name: weight.clone() for name, weight in worker.engine.full_weights(worker.engine.network)},
+    }
+
+
+def run(rank: int, world_size: int, port: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+    results = [found(case, sharding) for case, sharding in CASES[world_size]]
+    if rank == 0:
+        torch.save(results, directory / f"world_{world_size}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(directory: Path) -> None:
+    for world_size in CASES:
+        store = open_store("127.0.0.1", world_size, timeout=60)
+        ranks = [
+            multiprocessing.get_context("fork").Process(target=run, args=(rank, world_size, store.port, directory))
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            sys.exit(f"{world_size} ranks ended with {[rank.exitcode for rank in ranks]}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
