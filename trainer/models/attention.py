@@ -101,7 +101,10 @@ def context_attention(
     it in each layer."""
     if context_group is None:
         return packed_attention(module, query, key, value, attention_mask, s_aux=s_aux, **given)
-    return _exchanging(context_group, module, query, key, value, attention_mask, s_aux, **given)
+    computed: tuple[Tensor, None] = _exchanging(
+        context_group, module, query, key, value, attention_mask, s_aux, **given
+    )
+    return computed
 
 
 # Left out of compiled layers, which might order the exchanges otherwise on each rank.
@@ -117,9 +120,9 @@ def _exchanging(
     **given: Any,
 ) -> tuple[Tensor, None]:
     key, value = context.repeated(key), context.repeated(value)
-    heads = (context.heads_of_line(tensor) for tensor in (query, key, value))
+    query, key, value = (context.heads_of_line(tensor) for tensor in (query, key, value))
     sinks = None if sinks is None else context.own_heads(sinks)
-    attended, _ = packed_attention(module, *heads, attention_mask, s_aux=sinks, **given)
+    attended, _ = packed_attention(module, query, key, value, attention_mask, s_aux=sinks, **given)
     return context.tokens_of_rank(attended), None
 
 

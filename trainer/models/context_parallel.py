@@ -28,11 +28,11 @@ class ContextGroup:
 
     @property
     def rank(self) -> int:
-        return dist.get_rank(self.group)
+        return int(dist.get_rank(self.group))
 
     @property
     def size(self) -> int:
-        return dist.get_world_size(self.group)
+        return int(dist.get_world_size(self.group))
 
     def repeated(self, tensor: Tensor) -> Tensor:
         """Key-value heads, [1, heads, ...], repeated until they can be divided: each query head keeps its own."""
