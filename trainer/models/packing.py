@@ -95,14 +95,14 @@ class PackedRows:
         `size` must divide the tokens of the line. What attention needs to know still describes the whole line.
         """
         # Waits for the GPU, once a pass: how many response tokens these are depends on the lengths.
-        own = (self.predicting % size == rank).nonzero().squeeze(1)
+        in_share = (self.predicting % size == rank).nonzero().squeeze(1)
         return replace(
             self,
             token_ids=self.token_ids[:, rank::size].contiguous(),
             positions=self.positions[:, rank::size].contiguous(),
-            predicting=self.predicting[own] // size,
-            targets=self.targets[own],
-            places=self.places[own],
+            predicting=self.predicting[in_share] // size,
+            targets=self.targets[in_share],
+            places=self.places[in_share],
         )
 
     def unpack(self, values: Tensor) -> Tensor:

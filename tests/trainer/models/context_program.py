@@ -99,19 +99,19 @@ def compute(
 
     FSDP averages gradients over `multiple` ranks. The ranks of `split` split matrix products.
     """
-    found: Found = {}
+    computed: Found = {}
     kind = "policy" if isinstance(network, PolicyNetwork) else "critic"
     for number, part in enumerate(case.parts):
         packed = PackedRows.of(batch.rows(torch.tensor(list(part))), multiple, case.share_prompts)
         if isinstance(network, PolicyNetwork):
             with torch.no_grad(), network.returning_squares():
-                found[f"squares of part {number}"] = network(packed)[0]
+                computed[f"squares of part {number}"] = network(packed)[0]
             log_probs, entropy = network(packed)
-            found |= {f"log-probs of part {number}": log_probs, f"entropy of part {number}": entropy}
+            computed |= {f"log-probs of part {number}": log_probs, f"entropy of part {number}": entropy}
             loss = (log_probs + log_probs.square() / 20 - entropy).sum()
         else:
             values = network(packed)
-            found[f"values of part {number}"] = values
+            computed[f"values of part {number}"] = values
             loss = (values - 1).square().sum()
         (loss * multiple).backward()
     if split is not None:
@@ -119,8 +119,8 @@ def compute(
     for name, weight in network.named_parameters():
         if weight.grad is not None:
             whole = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
-            found[f"{kind}: gradient of {name}"] = whole
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
+            computed[f"{kind}: gradient of {name}"] = whole
+    return {name: tensor.detach().clone() for name, tensor in computed.items()}
 
 
 def results(case: Case, batch: Batch) -> tuple[Found, Found]:
@@ -145,9 +145,9 @@ def results(case: Case, batch: Batch) -> tuple[Found, Found]:
 
 def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
-    found = {name: results(case, rows()) for name, case in CASES[world_size].items()}
+    pairs = {name: results(case, rows()) for name, case in CASES[world_size].items()}
     if rank == 0:
-        torch.save(found, directory / f"found_{world_size}.pt")
+        torch.save(pairs, directory / f"found_{world_size}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

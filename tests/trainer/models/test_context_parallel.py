@@ -17,7 +17,7 @@ PROGRAM = Path(context_program.__file__)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, tuple[Found, Found]]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, tuple[Found, Found]]]:
     directory = tmp_path_factory.mktemp("context")
     for world_size in CASES:
         run_ranks(PROGRAM, world_size, directory)
@@ -26,9 +26,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, tuple
 
 @pytest.mark.parametrize(("world_size", "case"), [(size, case) for size, cases in CASES.items() for case in cases])
 def test_ranks_that_share_rows_compute_what_one_does(
-    found: dict[int, dict[str, tuple[Found, Found]]], world_size: int, case: str
+    results: dict[int, dict[str, tuple[Found, Found]]], world_size: int, case: str
 ) -> None:
-    alone, together = found[world_size][case]
+    alone, together = results[world_size][case]
     if case == "Megatron":  # whose layers name their weights otherwise
         together = {name: tensor for name, tensor in together.items() if ".megatron." not in name}
         alone = {name: tensor for name, tensor in alone.items() if ".layers." not in name}
