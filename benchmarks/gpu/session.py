@@ -260,6 +260,8 @@ PLAN = (
     *(Job(f"accounting-{shape}", f"{BENCH}accounting --shape {shape} --out $ROWS") for shape in ("0.5B", "1.5B")),
     Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {CACHE.format(8)}", limit=590),
     Job("tensor-parallel-7B", f"{BENCH}tensor_parallel --shape 7B --out $ROWS", limit=420, gpus=2, ray=True),
+    Job("context-7B", f"{BENCH}context --shape 7B --tokens 65536 --parallel 1 2 4 --out $ROWS", limit=600),
+    Job("context-1.5B", f"{BENCH}context --shape 1.5B --tokens 32768 --parallel 1 2 4 --out $ROWS", limit=600),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),
     ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from trainer.errors import DataError
+from trainer.models.context_parallel import ContextGroup
 from trainer.models.packing import coordinates, spread
 
 NAME = "packed"
@@ -46,7 +47,7 @@ def packed_attention(
     among_visible: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one packed line. Transformers calls it in each layer.
+    """Attention of one packed line.
 
     Args:
         query: [1, heads, tokens, width]; key [1, key-value heads, tokens, width]; value the same with its own width.
@@ -84,6 +85,45 @@ def packed_attention(
     line = (query, key, value, cu_seq_lens_k, max_length_k, scaling, sliding_window)
     attended = _by_formula(*line, softcap, s_aux) if formula else _padded(*line)
     return (attended if among_visible is None else attended[among_visible]).unsqueeze(0), None
+
+
+def context_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    s_aux: Tensor | None = None,
+    context_group: ContextGroup | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """`packed_attention`, of this rank's tokens of a line if a group of ranks computes it together. Transformers calls
+    it in each layer."""
+    if context_group is None:
+        return packed_attention(module, query, key, value, attention_mask, s_aux=s_aux, **given)
+    computed: tuple[Tensor, None] = _exchanging(
+        context_group, module, query, key, value, attention_mask, s_aux, **given
+    )
+    return computed
+
+
+# Left out of compiled layers, which might order the exchanges otherwise on each rank.
+@torch.compiler.disable
+def _exchanging(
+    context: ContextGroup,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    sinks: Tensor | None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    key, value = context.repeated(key), context.repeated(value)
+    query, key, value = (context.heads_of_line(tensor) for tensor in (query, key, value))
+    sinks = None if sinks is None else context.own_heads(sinks)
+    attended, _ = packed_attention(module, query, key, value, attention_mask, s_aux=sinks, **given)
+    return context.tokens_of_rank(attended), None
 
 
 def _padded(
@@ -155,4 +195,4 @@ def _visible(rows: slice, columns: slice, window: int | None, device: torch.devi
     return (distance >= 0) & (distance < (rows.stop if window is None else window))
 
 
-AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(NAME, context_attention)

@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from trainer.errors import ConfigError
-from trainer.models.attention import packed_attention
+from trainer.models.attention import context_attention
 from trainer.models.megatron_weights import Origins, origins, to_megatron
 from trainer.models.packing import ATTENTION_ARGUMENTS
 from trainer.models.tensor_parallel import check_split
@@ -51,7 +51,7 @@ class PackedLine:
     """Rotary angles of a packed line and who sees whom, passed in place of Megatron's attention mask."""
 
     rotation: tuple[Tensor, Tensor]  # cosines and sines, each [1, tokens, head width]
-    sight: dict[str, Any]  # ATTENTION_ARGUMENTS
+    sight: dict[str, Any]  # ATTENTION_ARGUMENTS and the context group
 
 
 class PackedCore(nn.Module):  # type: ignore[misc]
@@ -66,7 +66,7 @@ class PackedCore(nn.Module):  # type: ignore[misc]
         """query [tokens, 1, heads, width]; key, value [tokens, 1, key-value heads, width] -> [tokens, 1, all width]."""
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         query, key = apply_rotary_pos_emb(query, key, *line.rotation)
-        attended = packed_attention(
+        attended = context_attention(
             self,
             query,
             key,
@@ -132,7 +132,8 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         **arguments: Any,
     ) -> Tensor:
         """hidden_states [1, tokens, width] -> the same. `arguments` include those of the attention."""
-        line = PackedLine(position_embeddings, {name: arguments[name] for name in ATTENTION_ARGUMENTS})
+        sight = {name: arguments[name] for name in (*ATTENTION_ARGUMENTS, "context_group")}
+        line = PackedLine(position_embeddings, sight)
         local = {n: weight.to_local() for n, weight in self.megatron.named_parameters() if isinstance(weight, DTensor)}
         output, _ = functional_call(self.megatron, local, (hidden_states.transpose(0, 1),), {"attention_mask": line})
         # FSDP2 puts a hook on the output, which must not be a view.

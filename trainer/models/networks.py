@@ -6,7 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from trainer.errors import DataError
 from trainer.models import attention
+from trainer.models.context_parallel import ContextGroup
 from trainer.models.exact.operators import Operators
 from trainer.models.linear_log_probs import linear_log_probs, linear_squared_probabilities
 from trainer.models.output_head import output_head
@@ -28,6 +30,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         self.temperature = temperature
         self.tokens_per_chunk: int | None = None  # as many as LOGITS_PER_CHUNK allows
         self.operators: Operators | None = None  # of `trainer.models.exact`, if a backend sets them
+        self.context: ContextGroup | None = None  # the ranks that compute the same rows together
         self._returns_squares = False
 
     @property
@@ -41,13 +44,14 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         """
         matrix = self.language_model.get_output_embeddings()
         weight = matrix.weight
-        hidden = decode(self.decoder, rows).to(weight.dtype)  # Mamba's last normalisation returns float32
+        rows = own_share(rows, self.context)
+        hidden = decode(self.decoder, rows, self.context).to(weight.dtype)  # Mamba's last normalisation returns float32
         if self._returns_squares:
             arguments = (hidden, weight, self.temperature, self._chunk(weight), matrix.bias, self.output_head)
-            squares = rows.unpack(linear_squared_probabilities(*arguments))
+            squares = of_all_rows(linear_squared_probabilities(*arguments), rows, self.context)
             return squares, torch.zeros_like(squares)
         log_probs, entropy = self.predict(hidden, weight, matrix.bias, rows.targets)
-        return rows.unpack(log_probs), rows.unpack(entropy)
+        return of_all_rows(log_probs, rows, self.context), of_all_rows(entropy, rows, self.context)
 
     def predict(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of the targets and entropy, both [tokens] float32, from hidden states [tokens, width] and the
@@ -84,6 +88,7 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
         self.body = prepared(language_model).get_decoder()
         width = language_model.config.get_text_config().hidden_size
         self.head = nn.Linear(width, 1, bias=False, dtype=dtype)
+        self.context: ContextGroup | None = None
 
     @property
     def decoder(self) -> nn.Module:
@@ -91,19 +96,35 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
 
     def forward(self, rows: PackedRows) -> Tensor:
         """Values, [rows, response length] float32 and 0 where masked."""
+        rows = own_share(rows, self.context)
         # Float32, because bfloat16 rounds values near 1 to steps of 1/128.
-        values = nn.functional.linear(decode(self.body, rows).float(), self.head.weight.float())
-        return rows.unpack(values.squeeze(-1))
+        values = nn.functional.linear(decode(self.body, rows, self.context).float(), self.head.weight.float())
+        return of_all_rows(values.squeeze(-1), rows, self.context)
 
 
-def decode(decoder: nn.Module, rows: PackedRows) -> Tensor:
+def own_share(rows: PackedRows, context: ContextGroup | None) -> PackedRows:
+    """The part of the rows that this rank computes."""
+    return rows if context is None else rows.share(context.rank, context.size)
+
+
+def of_all_rows(values: Tensor, rows: PackedRows, context: ContextGroup | None) -> Tensor:
+    """Values of the own response tokens, [response tokens] -> those of all ranks, [rows, response length]."""
+    values = rows.unpack(values)
+    return values if context is None else context.total(values)
+
+
+def decode(decoder: nn.Module, rows: PackedRows, context: ContextGroup | None) -> Tensor:
     """The hidden states that predict the response tokens, [response tokens, width]."""
     if not is_packed(decoder):
         # Padding on the right changes nothing: no token of a causal model depends on later ones.
         output = decoder(input_ids=rows.padded_token_ids(), use_cache=False)
         return rows.predicting_in_line(output.last_hidden_state)
     output = decoder(
-        input_ids=rows.token_ids, position_ids=rows.positions, use_cache=False, **rows.attention_arguments()
+        input_ids=rows.token_ids,
+        position_ids=rows.positions,
+        use_cache=False,
+        context_group=context,
+        **rows.attention_arguments(),
     )
     return output.last_hidden_state.squeeze(0)[rows.predicting]
 
@@ -137,6 +158,31 @@ def why_not_packed(language_model: nn.Module) -> str | None:
     if not language_model._supports_attention_backend:
         return "its attention cannot be replaced"
     return None
+
+
+def check_context_parallel(language_model: nn.Module, ranks: int, split: int = 1) -> None:
+    """Raises DataError if `ranks` ranks cannot compute a model's rows together while `split` ranks split its matrices.
+
+    The weights may be on any device, `meta` included.
+    """
+    if ranks == 1:
+        return
+    config = language_model.config.get_text_config()
+    setting = f"sharding.context_parallel={ranks}: {config.model_type}"
+    if (reason := why_not_packed(language_model)) is not None:
+        raise DataError(
+            f"{setting} models cannot be computed by several ranks together, because their rows cannot be packed: "
+            f"{reason}",
+            hint="set it to 1, or use a model whose layers are attention, such as Qwen3, Llama, Mistral or Gemma",
+        )
+    heads = config.num_attention_heads
+    if heads % (ranks * split):
+        fitting = [str(size) for size in range(1, heads + 1) if heads % (size * split) == 0]
+        of_each = f" on each of sharding.tensor_parallel={split}" if split > 1 else ""
+        raise DataError(
+            f"{setting} models of this size have {heads // split} attention heads{of_each}, which it does not divide",
+            hint=f"set it to one of {', '.join(fitting)}",
+        )
 
 
 def computation_notes(decoder: nn.Module) -> list[str]:

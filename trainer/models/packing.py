@@ -89,6 +89,22 @@ class PackedRows:
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{k: to_device(v, device) for k, v in tensors.items() if isinstance(v, Tensor)})
 
+    def share(self, rank: int, size: int) -> Self:
+        """Every size-th token of the line, from the rank-th on, with the response tokens that these tokens predict.
+
+        `size` must divide the tokens of the line. What attention needs to know still describes the whole line.
+        """
+        # Waits for the GPU, once a pass: how many response tokens these are depends on the lengths.
+        in_share = (self.predicting % size == rank).nonzero().squeeze(1)
+        return replace(
+            self,
+            token_ids=self.token_ids[:, rank::size].contiguous(),
+            positions=self.positions[:, rank::size].contiguous(),
+            predicting=self.predicting[in_share] // size,
+            targets=self.targets[in_share],
+            places=self.places[in_share],
+        )
+
     def unpack(self, values: Tensor) -> Tensor:
         """Scatters values [response tokens] into [rows, response length], with 0 elsewhere."""
         # `put` has no deterministic implementation, and a view of the result would not do: FSDP2 warns of it.

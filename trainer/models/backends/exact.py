@@ -31,6 +31,7 @@ class Exact:
 
     def prepare(self, network: Network, device: torch.device, mesh: DeviceMesh | None) -> None:
         assert mesh is None, "the settings refuse split matrix products"
+        assert network.context is None, "the settings refuse rows that several ranks compute together"
         assert isinstance(network, PolicyNetwork), "`check` refuses critics"
         if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability() != HOPPER:
             raise ConfigError(
