@@ -188,8 +188,8 @@ def trained_by(role: Role, key: str, value: Value, given: Given) -> Translation:
         inherited[f"{role.ours}.schedule.name"] = engine.schedule
     if role.keeps_megatron(given) or not engine.note or not role.differs(given):
         return Translation({}, inherited=inherited)
-    own = f"; {role.ours}.backend=megatron selects Megatron-Core's" if word(value) == "megatron" else ""
-    return Translation({}, f"{key}={value}: {engine.note}{own}", inherited=inherited)
+    hint = f"; {role.ours}.backend=megatron selects Megatron-Core's" if word(value) == "megatron" else ""
+    return Translation({}, f"{key}={value}: {engine.note}{hint}", inherited=inherited)
 
 
 def of_engine(role: Role, name: str, rule: Rule) -> Rule:
