@@ -180,10 +180,10 @@ HEAD = """# verl's published scripts
 `benchmarks/recipes.py` expands the scripts of three public snapshots (verl of January and August 2026, verl-recipe of
 August 2026) with bash, and reads every training command as its entry point would: translation, types, contradictions,
 division over the script's devices. It starts no GPU, no model and no run. A note names a key without effect on the
-result, or says what is different here. *Limits* are refusals only for context parallelism, experts or vision. Prompts
-with images are refused when they are read, which no table here counts.
+result, or says what is different here. *Limits* are refusals only for experts or vision. Prompts with images are
+refused when they are read, which no table here counts.
 """
-LIMITS = ("context parallelism", "experts", "there is no vision")
+LIMITS = ("experts", "there is no vision")
 
 
 def page(outcomes: Sequence[Outcome]) -> str:

@@ -152,12 +152,12 @@ def use_megatron_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh | N
     else:
         group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     table = origins(config, ranks)
-    settings = _transformer_config(config, ranks, layers[0].self_attn.q_proj.bias is not None)
+    settings = _transformer_config(config, ranks, layers[0].self_attn)
     for number, layer in enumerate(layers):
         layers[number] = MegatronLayer(layer, settings, table, mesh, group)
 
 
-def _transformer_config(config: Any, ranks: int, projections_have_bias: bool) -> TransformerConfig:
+def _transformer_config(config: Any, ranks: int, attention: nn.Module) -> TransformerConfig:
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return TransformerConfig(
         num_layers=config.num_hidden_layers,
@@ -171,7 +171,8 @@ def _transformer_config(config: Any, ranks: int, projections_have_bias: bool) ->
         gated_linear_unit=True,
         activation_func=ACT2FN[config.hidden_act],
         add_bias_linear=False,
-        add_qkv_bias=projections_have_bias,
+        add_qkv_bias=attention.q_proj.bias is not None,
+        qk_layernorm=hasattr(attention, "q_norm"),
         attention_dropout=0.0,
         hidden_dropout=0.0,
         tensor_model_parallel_size=ranks,

@@ -17,12 +17,10 @@ KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3",
 
 # Parts of verl's keys, and the feature that they ask for. The first match counts.
 _FEATURES = {
-    r"ulysses|context_parallel": "context parallelism",
     r"expert|moe|router|routing": "training of experts",
     r"image|video|audio|vision|mm_processor|multi_modal": "vision",
     r"\.mtp\b": "multi-token prediction",
     r"\bqat\b|quantization": "quantisation",
-    r"pipeline_model": "pipeline parallelism",
     r"disaggregation": "separate prefill engines",
     r"transfer_queue": "transfer queue",
 }
@@ -208,8 +206,8 @@ def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
     return rule
 
 
-def per_device(ours: str) -> Rule:
-    """Converts a micro-batch size: verl's older setting counts the responses of all devices."""
+def per_device(ours: str, group: Callable[[Given], int] = lambda _given: 1) -> Rule:
+    """Converts a micro-batch size: verl's older setting counts the responses of all groups of so many devices."""
 
     def rule(key: str, value: Value, given: Given) -> Translation:
         if word(value) == "null":
@@ -220,7 +218,8 @@ def per_device(ours: str) -> Rule:
         ]
         if total is None or None in sizes:
             raise ConfigError(f"{key}={value}: expected a whole number", hint=f"set {key}_per_gpu instead")
-        return Translation({ours: max(1, total // prod(size or 1 for size in sizes))})
+        groups = prod(size or 1 for size in sizes) // group(given)
+        return Translation({ours: max(1, total // max(1, groups))})
 
     return rule
 

@@ -23,7 +23,8 @@ from trainer.compat.verl.rules import (
 from trainer.compat.verl.sections import data, model, trainer
 from trainer.compat.verl.sections.optim import optimizer_rules
 from trainer.compat.verl.shared import CHECKPOINT, CHECKPOINT_KEYS, MODEL, PACKED, PROFILER_KEYS, TRACES
-from trainer.compat.verl.subsections.sharding import fsdp_rules, strategy
+from trainer.compat.verl.subsections.groups import TUNED_ROLE, split_tokens
+from trainer.compat.verl.subsections.sharding import fsdp_rules
 from trainer.compat.verl.translate import Dialect, default_only
 from trainer.errors import ConfigError
 
@@ -212,19 +213,19 @@ RULES: dict[str, Rule] = {
     **{key.replace(MODEL, "model", 1): rule for key, rule in model.RULES.items() if not key.startswith(_NOT_MODEL)},
     "model.lora.merge": no_effect("nothing is sampled"),
     "model.lora_alpha": model.lora_alpha("actor", "model.lora_rank"),
-    "model.strategy": strategy("actor"),
-    **fsdp_rules("model.fsdp_config", "actor"),
+    "model.strategy": mapped({"fsdp": "fsdp", "fsdp2": "fsdp"}, "actor.backend"),
+    **fsdp_rules("model.fsdp_config", TUNED_ROLE),
     "model.fsdp_config.cpu_offload": cpu_offload,
     "model.fsdp_config.offload_params": no_effect("model.fsdp_config.cpu_offload moves the weights"),
     "engine": engine,
     "engine.*": of_another_engine,
-    **fsdp_rules("engine", "actor"),
+    **fsdp_rules("engine", TUNED_ROLE),
     "engine.strategy": mapped({"fsdp": "fsdp", "fsdp2": "fsdp"}, "actor.backend"),
     "optim": engine,
     "optim.*": of_another_engine,
-    **{key: rule for key, rule in optimizer_rules("optim", "actor").items() if key != "optim.grad_clip"},
+    **{key: rule for key, rule in optimizer_rules("optim", TUNED_ROLE).items() if key != "optim.grad_clip"},
     "optim.lr_scheduler": old_schedule,
-    "ulysses_sequence_parallel_size": only("1"),
+    "ulysses_sequence_parallel_size": split_tokens(TUNED_ROLE),
     "use_remove_padding": no_effect(PACKED),
     **no_effects("checkpoint", CHECKPOINT_KEYS, CHECKPOINT),
     **no_effects("trainer.checkpoint", CHECKPOINT_KEYS, CHECKPOINT),

@@ -11,11 +11,9 @@ from trainer.errors import ConfigError
 
 SWITCHES_ON: dict[str, Value] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "1",
-    "actor_rollout_ref.actor.strategy": "megatron",
     "actor_rollout_ref.actor.use_dynamic_bsz": "true",
     "actor_rollout_ref.actor.use_kl_loss": "true",
     "algorithm.use_kl_in_reward": "true",
-    "critic.strategy": "megatron",
     "critic.use_dynamic_bsz": "true",
     "reward_model.enable": "true",
     "trainer.experiment_name": "mine",
@@ -26,13 +24,15 @@ SWITCHES_ON: dict[str, Value] = {
 @pytest.mark.parametrize("pattern", RULES)
 def test_every_rule_produces_existing_settings(pattern: str) -> None:
     """Each rule is tried with values of every kind, and with every switch on that other keys depend on."""
+    engine = next((name for name in ("veomni", "torchtitan") if f".{name}." in pattern), "megatron")
+    switches = SWITCHES_ON | {"actor_rollout_ref.actor.strategy": engine, "critic.strategy": engine}
     known = {setting.key for setting in settings(Config)}
     tried = "true 1 null false {} token-mean vanilla gae vllm fsdp fixed k3 naive error token auto data_source 0 -1 "
-    tried += "console adamw torch.optim constant tool_agent sync"
+    tried += "console adamw torch.optim constant tool_agent sync eager disabled default selective"
     translations = []
     for value in tried.split():
         try:
-            translations.append(RULES[pattern](pattern, value, SWITCHES_ON | {pattern: value}))
+            translations.append(RULES[pattern](pattern, value, switches | {pattern: value}))
         except ConfigError:
             continue
     assert translations, "no value is accepted"
@@ -133,7 +133,7 @@ def test_a_key_without_a_rule_is_accepted_with_verl_s_default_and_refused_with_a
     ("argument", "words"),
     [
         ("actor_rollout_ref.rollout.name=sglang", "supported: vllm"),
-        ("actor_rollout_ref.actor.strategy=veomni", "supported: fsdp, fsdp2, megatron"),
+        ("actor_rollout_ref.actor.strategy=automodel", "supported: dp, fsdp, fsdp2, megatron, torchtitan, veomni"),
         ("algorithm.adv_estimator=vtrace", "supported: gae, gdpo, gpg, grpo"),
         ("actor_rollout_ref.rollout.repetition_penalty=1.1", "supported: 1"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gvpo", "supported: cispo, clip_cov"),
@@ -169,7 +169,6 @@ def test_a_key_that_changes_the_result_is_refused(argument: str) -> None:
 @pytest.mark.parametrize(
     ("argument", "feature"),
     [
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "context parallelism"),
         ("actor_rollout_ref.rollout.expert_parallel_size=8", "experts"),
         ("actor_rollout_ref.actor.freeze_vision_tower=True", "vision"),
         ("actor_rollout_ref.model.mtp.enable=True", "multi-token prediction"),

@@ -72,6 +72,8 @@ def value(config: SftConfig, key: str) -> Any:
         (NEW, ["model.enable_gradient_checkpointing=False"], {"actor.activation_checkpointing": False}),
         (NEW, ["engine=fsdp", "optim=fsdp", "engine.strategy=fsdp2"], {"actor.backend": "fsdp"}),
         (NEW, ["engine.fsdp_size=2"], {"actor.sharding.shard_size": 2}),
+        (NEW, ["engine.ulysses_sequence_parallel_size=2"], {"actor.sharding.context_parallel": 2}),
+        (OLD, ["ulysses_sequence_parallel_size=2"], {"actor.sharding.context_parallel": 2}),
         (NEW, ["engine.model_dtype=bf16"], {"actor.weights_dtype": "bfloat16"}),
         (OLD, ["model.fsdp_config.model_dtype=bf16"], {"actor.weights_dtype": "bfloat16"}),
         (OLD, ["model.fsdp_config.cpu_offload=True"], {"actor.sharding.optimizer_offload": True}),
@@ -98,8 +100,6 @@ def test_a_key_has_its_meaning_here(entry: str, line: list[str], ours: dict[str,
 @pytest.mark.parametrize(
     ("entry", "line", "words"),
     [
-        (NEW, ["engine.ulysses_sequence_parallel_size=2"], "there is no context parallelism"),
-        (OLD, ["ulysses_sequence_parallel_size=2"], "there is no context parallelism"),
         (NEW, ["engine=megatron", "engine.tensor_model_parallel_size=2"], r"^engine=megatron is not supported"),
         (NEW, ["model.mtp.enable=True"], "there is no multi-token prediction"),
         (NEW, ["data.custom_cls.path=a.py"], "data.custom_cls.path=a.py is not supported"),

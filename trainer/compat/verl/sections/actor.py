@@ -9,7 +9,6 @@ from trainer.compat.verl.rules import (
     loader_seed,
     no_effect,
     no_effects,
-    only,
     optional,
     per_device,
     switched_by,
@@ -30,7 +29,10 @@ from trainer.compat.verl.shared import (
     PROFILER_KEYS,
     TRACES,
 )
-from trainer.compat.verl.subsections.sharding import fsdp_rules, megatron_rules, strategy
+from trainer.compat.verl.subsections.engines import engine_rules
+from trainer.compat.verl.subsections.groups import ACTOR_ROLE, of_engine, per_rank, split_tokens, strategy
+from trainer.compat.verl.subsections.megatron import megatron_rules
+from trainer.compat.verl.subsections.sharding import fsdp_rules
 from trainer.errors import ConfigError
 
 
@@ -53,19 +55,22 @@ def mini_batch(key: str, value: Value, given: Given) -> Translation:
 
 
 RULES: dict[str, Rule] = {
-    f"{ACTOR}.strategy": strategy("actor"),
+    f"{ACTOR}.strategy": strategy(ACTOR_ROLE),
     f"{ACTOR}.ppo_mini_batch_size": mini_batch,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": optional("actor.micro_batch_size"),
-    f"{ACTOR}.ppo_micro_batch_size": per_device("actor.micro_batch_size"),
-    f"{ACTOR}.use_dynamic_bsz": dynamic_batches("actor.micro_batch_tokens", 16384),
-    f"{ACTOR}.ppo_max_token_len_per_gpu": switched_by(f"{ACTOR}.use_dynamic_bsz", "actor.micro_batch_tokens"),
+    f"{ACTOR}.ppo_micro_batch_size": per_device("actor.micro_batch_size", ACTOR_ROLE.shares_rows),
+    f"{ACTOR}.use_dynamic_bsz": per_rank(ACTOR_ROLE, dynamic_batches("actor.micro_batch_tokens", 16384)),
+    f"{ACTOR}.ppo_max_token_len_per_gpu": per_rank(
+        ACTOR_ROLE, switched_by(f"{ACTOR}.use_dynamic_bsz", "actor.micro_batch_tokens")
+    ),
     f"{ACTOR}.ppo_epochs": to("actor.ppo_epochs", inherited=("critic.ppo_epochs",)),
     **losses.RULES,
     f"{ACTOR}.tis_imp_ratio_cap": truncated_ratio,
     f"{ACTOR}.shuffle": to("actor.shuffle", inherited=("critic.shuffle",)),
-    f"{ACTOR}.ulysses_sequence_parallel_size": only("1"),
-    **fsdp_rules(f"{ACTOR}.fsdp_config", "actor"),
-    **megatron_rules(ACTOR, "actor"),
+    f"{ACTOR}.ulysses_sequence_parallel_size": of_engine(ACTOR_ROLE, "fsdp", split_tokens(ACTOR_ROLE)),
+    **fsdp_rules(f"{ACTOR}.fsdp_config", ACTOR_ROLE),
+    **megatron_rules(ACTOR_ROLE),
+    **engine_rules(ACTOR_ROLE),
     **no_effects(
         ACTOR,
         ("calculate_sum_pi_squared", "sum_pi_squared_checkpointing"),
@@ -74,7 +79,7 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.use_torch_compile": to("actor.compile"),
     **no_effects(ACTOR, ENTROPY_KEYS, KERNELS),
     f"{ACTOR}.use_fused_kernels": no_effect(KERNELS),
-    f"{ACTOR}.use_remove_padding": no_effect(PACKED),
+    **no_effects(ACTOR, ("use_remove_padding", "pad_to_length"), PACKED),
     f"{ACTOR}.use_prefix_grouper": no_effect(
         "a prompt is computed once for all of its responses, see actor.share_prompts"
     ),

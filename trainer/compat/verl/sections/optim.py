@@ -1,7 +1,7 @@
 """Keys of verl's sections `optim`, which actor and critic have.
 
 verl steps a learning-rate schedule once per training step, over the steps of the run, as `schedule` does here. Keys of
-its Megatron optimizer have an effect only for a role that trains with Megatron.
+an engine's optimizer have an effect only for a role that trains with this engine.
 """
 
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS
@@ -11,6 +11,7 @@ from trainer.compat.verl.rules import (
     Translation,
     Value,
     is_true,
+    mapped,
     no_effect,
     number,
     only,
@@ -21,7 +22,7 @@ from trainer.compat.verl.rules import (
 )
 from trainer.compat.verl.sections.asynchronous import updates_per_step
 from trainer.compat.verl.shared import ACTOR
-from trainer.compat.verl.subsections.sharding import is_megatron
+from trainer.compat.verl.subsections.groups import ACTOR_ROLE, CRITIC_ROLE, ENGINES, Role, of_engine
 from trainer.errors import ConfigError
 
 _NAMES = {row.torch.lower(): row.name for row in OPTIMIZERS.values()}
@@ -32,24 +33,32 @@ _MEGATRON_PLACES = (
     *("optimizer_cpu_offload", "optimizer_offload_fraction", "offload_fraction", "overlap_cpu_optimizer_d2h_h2d"),
     *("use_precision_aware_optimizer", "pin_cpu_grads", "pin_cpu_params"),
 )
+_STYLES = ("warmup_style", "lr_scheduler_type")
 _MEGATRON_STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 
 
 class _Section:
-    """The rules of one optimizer section: `theirs` is verl's, `role` ours."""
+    """The rules of one optimizer section of verl's, `theirs`."""
 
-    def __init__(self, theirs: str, role: str, strategy: str) -> None:
-        self._theirs, self._strategy = theirs, strategy
-        self._optimizer, self._schedule = f"{role}.optimizer", f"{role}.schedule"
+    def __init__(self, theirs: str, role: Role) -> None:
+        self._theirs, self._role = theirs, role
+        self._optimizer, self._schedule = f"{role.ours}.optimizer", f"{role.ours}.schedule"
 
     def _megatron(self, given: Given) -> bool:
-        return is_megatron(self._strategy, given)
+        return self._role.engine(given) == "megatron"
 
     def _style(self, given: Given) -> str:
         """The schedule that the section asks for, by our name."""
-        names = ("lr_decay_style",) if self._megatron(given) else ("warmup_style", "lr_scheduler_type")
+        engine = self._role.engine(given)
+        names = {"megatron": ("lr_decay_style",), "torchtitan": ("decay_type",)}.get(engine, _STYLES)
         chosen = [word(given[key]) for name in names if (key := f"{self._theirs}.{name}") in given]
-        return next((name for name in chosen if name != "null"), "constant")
+        default = ENGINES[engine].schedule if engine in ENGINES else "constant"
+        return next((name for name in chosen if name != "null"), default)
+
+    def weight_decay(self, key: str, value: Value, given: Given) -> Translation:
+        note = f"{key}={value}: also decays biases and weights of normalisations, which Megatron's optimizer leaves out"
+        differs = self._megatron(given) and number(value) != 0 and self._role.differs(given)
+        return Translation({f"{self._role.ours}.weight_decay": value}, note if differs else "")
 
     def optimizer(self, key: str, value: Value, given: Given) -> Translation:
         names = {**_NAMES, "adam": "adamw"} if self._megatron(given) else _NAMES  # Megatron's Adam decouples the decay
@@ -91,6 +100,10 @@ class _Section:
         if word(value) not in ("null", "none") and whole(value) is None:
             raise ConfigError(f"{key}={value}: expected a whole number or null", hint="it counts training steps")
         steps, updates = whole(value) or 0, updates_per_step(given)
+        if steps > 0 and self._role.engine(given) == "veomni":
+            return Translation({}, f"{key} has no effect: verl reads lr_warmup_steps_ratio alone with veomni")
+        if steps > 0:
+            self._no_warmup_of_torchtitan(key, value, given)
         if steps <= 0 or updates == 1:
             return Translation({f"{self._schedule}.warmup_steps": value} if steps > 0 else {})
         ours = -(-steps // updates)
@@ -100,29 +113,30 @@ class _Section:
         )
 
     def warmup_ratio(self, key: str, value: Value, given: Given) -> Translation:
-        if self._warmup_steps(given) > 0:
+        if self._warmup_steps(given) > 0 and self._role.engine(given) != "veomni":
             return Translation({}, f"{key} has no effect: {self._theirs}.lr_warmup_steps counts", ignored=True)
         if updates_per_step(given) > 1 and number(value):
             raise ConfigError(
                 f"{key}={value}: verl takes it of the transfers of weights, and counts it in updates",
                 hint=f"set {self._theirs}.lr_warmup_steps to a number of updates",
             )
+        if number(value):
+            self._no_warmup_of_torchtitan(key, value, given)
         return Translation({f"{self._schedule}.warmup_ratio": value})
 
+    def _no_warmup_of_torchtitan(self, key: str, value: Value, given: Given) -> None:
+        if self._role.engine(given) == "torchtitan":
+            raise ConfigError(
+                f"{key}={value} is not supported here: torchtitan's warm-up is one update ahead of verl's others",
+                hint=f"leave it out, or set {self._schedule}.warmup_steps",
+            )
+
+    def of(self, engine: str, inner: Rule) -> Rule:
+        """A rule that applies with this engine of verl's only."""
+        return of_engine(self._role, engine, inner)
+
     def of_megatron(self, inner: Rule) -> Rule:
-        """A rule that applies with Megatron only."""
-
-        def rule(key: str, value: Value, given: Given) -> Translation:
-            if self._megatron(given):
-                return inner(key, value, given)
-            return Translation({}, f"{key} has no effect: {self._strategy} is not megatron", ignored=True)
-
-        return rule
-
-    def decay_style(self, key: str, value: Value, _given: Given) -> Translation:
-        if word(value) not in _MEGATRON_STYLES:
-            raise unsupported(key, value, _MEGATRON_STYLES)
-        return Translation({f"{self._schedule}.name": _MEGATRON_STYLES[word(value)]})
+        return self.of("megatron", inner)
 
     def decay_steps(self, _key: str, value: Value, given: Given) -> Translation:
         if word(value) == "null" or self._style(given) == "constant":
@@ -188,14 +202,14 @@ def clip(other: str, ours: str) -> Rule:
     return rule
 
 
-def optimizer_rules(theirs: str, role: str) -> dict[str, Rule]:
+def optimizer_rules(theirs: str, role: Role) -> dict[str, Rule]:
     """The keys of one of verl's optimizer sections, and the key for clipping beside it."""
     parent = theirs.removesuffix(".optim")
-    section = _Section(theirs, role, f"{parent}.strategy")
-    norm = f"{role}.max_gradient_norm"
+    section = _Section(theirs, role)
+    norm, schedule = f"{role.ours}.max_gradient_norm", f"{role.ours}.schedule.name"
     rules: dict[str, Rule] = {
-        "lr": to(f"{role}.learning_rate"),
-        "weight_decay": to(f"{role}.weight_decay"),
+        "lr": to(f"{role.ours}.learning_rate"),
+        "weight_decay": section.weight_decay,
         "clip_grad": clip(f"{parent}.grad_clip", norm),
         "optimizer": section.optimizer,
         "optimizer_impl": only("torch.optim"),
@@ -210,7 +224,7 @@ def optimizer_rules(theirs: str, role: str) -> dict[str, Rule]:
         "num_cycles": section.of_cosine("cycles"),
         "zero_indexed_step": section.of_cosine("zero_indexed"),
         "total_training_steps": no_effect("verl replaces it by the steps of the run"),
-        "lr_decay_style": section.of_megatron(section.decay_style),
+        "lr_decay_style": section.of_megatron(mapped(_MEGATRON_STYLES, schedule)),
         "lr_decay_steps": section.of_megatron(section.decay_steps),
         "min_lr": section.of_megatron(section.min_lr),
         "lr_warmup_init": section.of_megatron(only("0", "0.0")),
@@ -220,6 +234,13 @@ def optimizer_rules(theirs: str, role: str) -> dict[str, Rule]:
         "use_checkpoint_opt_param_scheduler": section.of_megatron(
             no_effect("a resumed run continues its schedule with the learning rate of the settings")
         ),
+        "lr_min": section.of("veomni", section.min_lr),
+        "lr_start": section.of("veomni", only("0", "0.0")),
+        "lr_decay_ratio": section.of("veomni", only("1", "1.0")),
+        "name": section.of("torchtitan", section.optimizer),
+        "eps": section.of("torchtitan", to(f"{role.ours}.optimizer.epsilon")),
+        "decay_type": section.of("torchtitan", mapped({"linear": "linear", "cosine": "cosine"}, schedule)),
+        "min_lr_factor": section.of("torchtitan", to(f"{role.ours}.schedule.min_ratio")),
     }
     return {
         f"{parent}.grad_clip": clip(f"{theirs}.clip_grad", norm),
@@ -227,4 +248,4 @@ def optimizer_rules(theirs: str, role: str) -> dict[str, Rule]:
     }
 
 
-RULES = {**optimizer_rules(f"{ACTOR}.optim", "actor"), **optimizer_rules("critic.optim", "critic")}
+RULES = {**optimizer_rules(f"{ACTOR}.optim", ACTOR_ROLE), **optimizer_rules("critic.optim", CRITIC_ROLE)}

@@ -17,7 +17,8 @@ from trainer.compat.verl.rules import (
     word,
 )
 from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
-from trainer.compat.verl.subsections.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
+from trainer.compat.verl.subsections.megatron import FROZEN
+from trainer.compat.verl.subsections.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS
 from trainer.errors import ConfigError
 
 _REWARD_MODEL = "each device holds the whole reward model; reward.model.micro_batch_size limits its forward passes"
@@ -270,7 +271,14 @@ RULES: dict[str, Rule] = {
     **no_effects("reward_model.model.fsdp_config", ("param_offload", *FSDP_KEYS, *FROZEN_DTYPE_KEYS), _REWARD_MODEL),
     **no_effects(
         "reward_model.megatron",
-        ("param_offload", "override_transformer_config", "override_transformer_config.*", *MEGATRON_KEYS),
+        (
+            "param_offload",
+            "override_transformer_config",
+            "override_transformer_config.*",
+            *FROZEN,
+            "use_dist_checkpointing",
+            "dtype",
+        ),
         _REWARD_MODEL,
     ),
     **no_effects("reward_model.profiler", ("enable", *PROFILER_KEYS), TRACES),

@@ -7,7 +7,6 @@ from trainer.compat.verl.rules import (
     Rule,
     Translation,
     Value,
-    mapped,
     no_effect,
     no_effects,
     only,
@@ -18,6 +17,7 @@ from trainer.compat.verl.rules import (
     word,
 )
 from trainer.compat.verl.shared import PROFILER_KEYS, TRACES
+from trainer.compat.verl.subsections.groups import ACTOR_ROLE, CRITIC_ROLE, strategy
 from trainer.errors import ConfigError
 from trainer.rows import module_names
 
@@ -96,9 +96,11 @@ def resume_rules(*path_with: str) -> dict[str, Rule]:
 
 
 def engine(key: str, value: Value, given: Given) -> Translation:
-    """The training backend of every role; a role's `strategy` overrides it."""
-    backend = mapped({"dp": "fsdp", "fsdp": "fsdp", "megatron": "megatron"}, "actor.backend")(key, value, given)
-    return Translation({}, inherited=backend.settings | {"critic.backend": backend.settings["actor.backend"]})
+    """The training engine of every role; a role's `strategy` overrides it."""
+    roles = [role for role in (ACTOR_ROLE, CRITIC_ROLE) if f"{role.theirs}.strategy" not in given]
+    translations = [strategy(role)(key, value, given) for role in roles]
+    inherited = {ours: chosen for translation in translations for ours, chosen in translation.inherited.items()}
+    return Translation({}, next((translation.note for translation in translations), ""), inherited=inherited)
 
 
 def save_freq(_key: str, value: Value, given: Given) -> Translation:

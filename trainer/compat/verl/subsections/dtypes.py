@@ -15,6 +15,8 @@ _SECTIONS = (f"{ACTOR}.fsdp_config", "critic.fsdp_config", "critic.model.fsdp_co
 # Keys of the type in which a role or an engine computes.
 COMPUTE_KEYS = (
     *(f"{section}.{key}" for section in _SECTIONS for key in ("mixed_precision.param_dtype", "dtype")),
+    f"{ACTOR}.megatron.dtype",
+    "critic.megatron.dtype",
     f"{MODEL}.torch_dtype",
     f"{ROLLOUT}.dtype",
     "actor.dtype",

@@ -14,6 +14,10 @@ _KERNELS = (
     *("gradient_accumulation_fusion", "masked_softmax_fusion", "use_flash_attn", "use_fused_rmsnorm"),
     *("use_fused_swiglu", "use_fused_rotary_pos_emb", "use_fused_mhc", "use_naive_l2norm", "apply_dsa_kernel_fusion"),
     *("deallocate_pipeline_outputs", "use_distributed_optimizer", "sequence_parallel", "cross_entropy_loss_fusion"),
+    *("cross_entropy_fusion_impl", "fused_single_qkv_rope", "memory_efficient_layer_norm", "variable_seq_lengths"),
+    *("overlap_p2p_comm", "batch_p2p_comm", "tp_comm_overlap", "cp_comm_type", "delay_wgrad_compute"),
+    *("defer_embedding_wgrad_compute", "enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl"),
+    *("cuda_graph_scope", "cuda_graph_warmup_steps"),
 )
 _STAGES = (
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
@@ -21,9 +25,14 @@ _STAGES = (
 )
 _DISPATCH = (
     *("moe_enable_deepep", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap"),
-    "moe_token_dispatcher_type",
+    *("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_deepep_num_sms", "moe_hybridep_num_sms"),
+    *("moe_router_fusion", "overlap_moe_expert_parallel_comm"),
 )
-_RECOMPUTE = tuple(f"recompute_{name}" for name in ("granularity", "modules", "method", "num_layers"))
+_RECOMPUTE = (
+    *(f"recompute_{name}" for name in ("granularity", "modules", "method", "num_layers")),
+    *("distribute_saved_activations", "moe_layer_recompute", "fine_grained_activation_offloading", "offload_modules"),
+    "min_offloaded_tensor_size",
+)
 _SAME: dict[str, tuple[str, ...]] = {
     "attention_dropout": ("0", "0.0"),
     "hidden_dropout": ("0", "0.0"),

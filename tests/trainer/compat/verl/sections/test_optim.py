@@ -84,7 +84,6 @@ def test_an_optimizer_s_key_sets_ours(line: list[str], expected: dict[str, Any])
         ([f"+{FSDP}.mixed_precision.buffer_dtype=bf16"], "buffer_dtype=bf16 is not supported"),
         (["actor_rollout_ref.rollout.dtype=float16"], "roles and engines of a run compute in one type"),
         ([f"{FSDP}.dtype=float16", "actor_rollout_ref.rollout.dtype=bfloat16"], "compute in one type"),
-        ([f"{FSDP}.ulysses_sequence_parallel_size=2"], "context parallelism"),
     ],
 )
 def test_what_cannot_be_done_is_refused(line: list[str], words: str) -> None:

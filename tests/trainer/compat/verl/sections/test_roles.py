@@ -10,38 +10,6 @@ from trainer.errors import ConfigError
 ROLES = ("actor", "critic")
 
 
-def test_the_model_engine_sets_the_backend_of_both_roles() -> None:
-    config, _ = load_config([], ["model_engine=megatron", "critic.strategy=fsdp"])
-    assert (config.actor.backend, config.critic.backend) == ("megatron", "fsdp")
-
-
-def test_the_model_engine_gives_megatron_s_keys_their_effect() -> None:
-    line = ["model_engine=megatron", "critic.strategy=fsdp", "actor_rollout_ref.actor.optim.lr_decay_style=cosine"]
-    sizes = [f"{role}.megatron.tensor_model_parallel_size=4" for role in ("actor_rollout_ref.actor", "critic")]
-    config, notes = load_config([], [*line, *sizes])
-    assert (config.actor.sharding.tensor_parallel, config.actor.schedule.name) == (4, "cosine")
-    assert config.critic.sharding.tensor_parallel == 1
-    assert notes == ["critic.megatron.tensor_model_parallel_size has no effect: critic.strategy is not megatron"]
-    with pytest.raises(ConfigError, match="pipeline_model_parallel_size=2 is not supported here"):
-        load_config([], [*line, "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2"])
-
-
-def test_megatron_settings_have_an_effect_with_the_megatron_strategy() -> None:
-    section = "actor_rollout_ref.actor.megatron"
-    sizes = [f"{section}.tensor_model_parallel_size=4", f"{section}.sequence_parallel=False"]
-    line = ["actor_rollout_ref.actor.strategy=megatron", "critic.strategy=megatron", *sizes]
-    config, notes = load_config([], [*line, "critic.megatron.param_offload=True"])
-    assert (config.actor.backend, config.actor.sharding.tensor_parallel) == ("megatron", 4)
-    assert (config.critic.backend, config.critic.sharding.param_offload) == ("megatron", True)
-    assert notes == [
-        f"{sizes[1].split('=')[0]} has no effect: every rank holds whole activations between matrix products"
-    ]
-    config, notes = load_config([], sizes)
-    assert (config.actor.backend, config.actor.sharding.tensor_parallel, len(notes)) == ("fsdp", 1, 2)
-    with pytest.raises(ConfigError, match="pipeline_model_parallel_size=2 is not supported here"):
-        load_config([], [line[0], f"{section}.pipeline_model_parallel_size=2"])
-
-
 def test_micro_batches_of_all_devices_are_divided() -> None:
     line = ["actor_rollout_ref.actor.ppo_micro_batch_size=64", "trainer.nnodes=2", "trainer.n_gpus_per_node=8"]
     assert load_config([], line)[0].actor.micro_batch_size == 4
