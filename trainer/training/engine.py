@@ -219,7 +219,7 @@ class TrainingEngine:
         multiplied by the loss scale.
         """
         mask = batch.response_mask
-        count = GlobalCount(*reduced(torch.stack([mask.sum(), torch.tensor(len(mask))])).tolist())
+        count = GlobalCount(*reduced(torch.stack([mask.sum(), torch.tensor(batch.responses)])).tolist())
         totals: dict[str, Tensor] = {}
         batch, _ = rows_of_group(batch, self.peers)
         parts, layout = micro_batches(batch, limit, self._layout)
