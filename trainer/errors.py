@@ -107,7 +107,7 @@ class RewardError(TrainerError):
 
 
 class FailedResponsesError(TrainerError):
-    """More responses of a step failed than `rollout.max_failed_share` allows."""
+    """More responses of a step failed than `rollout.max_failed_share` or `reward.max_failed_share` allows."""
 
     exit_code = 6
 

@@ -70,6 +70,15 @@ def import_from_here() -> None:
         sys.path.append(str(Path.cwd()))
 
 
+def check_method(setting: str, owner: object, name: str) -> Callable[..., Any]:
+    """A method of the user's class or object. Raises ConfigError, which begins with `setting`, without one."""
+    method = getattr(owner, name, None)
+    if not callable(method):
+        kind = owner if isinstance(owner, type) else type(owner)
+        raise ConfigError(f"{setting}: {kind.__name__} has no method {name}", hint=f"define {name}")
+    return method  # type: ignore[no-any-return]
+
+
 def check_parameters(
     setting: str, function: Callable[..., Any], named: Sequence[str] = (), positional: Sequence[str] = ()
 ) -> None:

@@ -105,7 +105,7 @@ class AsynchronousPipeline:
                 ahead = [
                     batch for batch in (self._taken, *self._finished, *self._under_way) if batch and batch.step > step
                 ]
-                if any(row.environment is not None or row.scored is not None for batch in ahead for row in batch.rows):
+                if any(row.environment or row.answering or row.scored for batch in ahead for row in batch.rows):
                     return []
                 return [replace(batch, rows=[row.copy() for row in batch.rows]) for batch in ahead]
             finally:

@@ -19,10 +19,10 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt
-from trainer.errors import FailedResponsesError
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.conversations.tool_agent import ToolAgent
 from trainer.experience.environment import Program
+from trainer.experience.failures import check_failed_shares, failed_fraction, failed_shares, retried_shares
 from trainer.experience.reward_workers import RewardWorkers, Scorer
 from trainer.experience.run_data import RunData
 from trainer.experience.trajectory import Trajectory
@@ -210,7 +210,7 @@ class Collector:
     def _scored(self, prompts: list[Prompt], rows: list[Trajectory]) -> list[Scored]:
         """The rewards of a step's responses. Raises FailedResponsesError if too many have failed."""
         scored = self.score(prompts, rows)
-        check_failed_share(scored, self.config.rollout.max_failed_share)
+        check_failed_shares(scored, self.config)
         return scored
 
     def _wait_for_scores(self, experience: Experience, phase: Phase) -> Scores:
@@ -234,7 +234,8 @@ class Collector:
         metrics = {
             "rollout/informative_fraction": self._informative(scored).float().mean().item(),
             "reward/failed": failed_fraction(scored),
-            **failed_shares(scored),
+            **failed_shares("rollout/failed", scored),
+            **retried_shares(rows, scored),
             **{f"reward/{name}": value for name, value in mean_parts(counted).items()},
             **{f"reward/info/{name}": value for name, value in mean_info(counted).items()},
             **{f"reward/source/{name}": value for name, value in mean_by_source(answered, counted).items()},
@@ -281,8 +282,8 @@ class Collector:
     def validate(self) -> Validation:
         """Responses to the held-out prompts.
 
-        Their metrics: the share with the rule's full reward, the mean score of a reward model if there is one, and
-        `validation_metrics` by data source.
+        Their metrics: the share that failed, and of the others the share with the rule's full reward, the mean score of
+        a reward model if there is one, and `validation_metrics` by data source.
         """
         settings, held_out = self.config.validation, self.data.validation
         prompts = [held_out[row] for row in range(len(held_out)) for _ in range(settings.samples)]
@@ -293,10 +294,29 @@ class Collector:
         rows = self.conversations.begin(prompts, seeds, settings.temperature, settings.truncation, with_log_probs=False)
         self.conversations.finish(rows)
         scored = self.score(prompts, rows)
-        by_source = validation_metrics([prompt.data_source for prompt in prompts], scored, settings.samples)
-        modelled = {f"validation/reward_{name}": value for name, value in mean_parts(scored).items() if name == "model"}
-        exact = sum(score.rule == 1.0 for score in scored) / len(scored)
-        return Validation(prompts, rows, scored, {"validation/exact_match": exact, **modelled, **by_source})
+        return Validation(prompts, rows, scored, self._validation_metrics(prompts, scored))
+
+    def _validation_metrics(self, prompts: Sequence[Prompt], scored: Sequence[Scored]) -> dict[str, float]:
+        left_out = self._left_out(scored)
+        answers = [score for score, out in zip(scored, left_out, strict=True) if not out]
+        metrics = failed_shares("validation/failed", scored)
+        if metrics["validation/failed"]:
+            first = next(score for score in scored if score.cause)
+            logger.warning(
+                "%d of %d responses of the validation failed%s; first failure: %s",
+                *(sum(score.cause is not None for score in scored), len(scored)),
+                "" if answers else ", so it measures nothing",
+                first.failure,
+            )
+        if not answers:
+            return metrics
+        modelled = {
+            f"validation/reward_{name}": value for name, value in mean_parts(answers).items() if name == "model"
+        }
+        exact = sum(score.rule == 1.0 for score in answers) / len(answers)
+        sources = [prompt.data_source for prompt in prompts]
+        by_source = validation_metrics(sources, scored, self.config.validation.samples, left_out)
+        return metrics | {"validation/exact_match": exact, **modelled, **by_source}
 
     def _greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Trajectory], list[Scored]]:
         """The greedy response to each prompt, and its score."""
@@ -387,36 +407,6 @@ def completed(scores: Scores) -> Future[Scores]:
     future: Future[Scores] = Future()
     future.set_result(scores)
     return future
-
-
-def failed_fraction(scored: Sequence[Scored]) -> float:
-    """The share of responses whose reward failed; logs the first reason."""
-    failures = [score.failure for score in scored if score.failure]
-    if failures:
-        logger.warning("%d of %d rewards failed; first failure: %s", len(failures), len(scored), failures[0])
-    return len(failures) / len(scored)
-
-
-def failed_shares(scored: Sequence[Scored]) -> dict[str, float]:
-    """Metrics: the share of responses that are no answer, and the shares by cause."""
-    causes = Counter(score.cause for score in scored if score.cause)
-    by_cause = {f"rollout/failed/{cause}": number / len(scored) for cause, number in sorted(causes.items())}
-    return {"rollout/failed": causes.total() / len(scored), **by_cause}
-
-
-def check_failed_share(scored: Sequence[Scored], most: float) -> None:
-    """Raises FailedResponsesError if more than this share of a step's responses failed."""
-    failed = [score for score in scored if score.cause]
-    if not failed or len(failed) <= most * len(scored):
-        return
-    causes = ", ".join(f"{number} {cause}" for cause, number in Counter(score.cause for score in failed).most_common())
-    first = failed[0]
-    raise FailedResponsesError(
-        f"{len(failed)} of {len(scored)} responses of a step failed ({causes}), more than "
-        f"rollout.max_failed_share={most:g} allows; first failure: {first.failure}"
-        + (f"\n\n{first.traceback.rstrip()}" if first.traceback else ""),
-        hint="fix the cause; a higher rollout.max_failed_share leaves more responses out of the training",
-    )
 
 
 def mean_parts(scored: Sequence[Scored]) -> dict[str, float]:

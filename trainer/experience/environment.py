@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Protocol
 
-from trainer.config.custom_code import CustomCode, check_parameters, load_custom
+from trainer.config.custom_code import CustomCode, check_method, check_parameters, load_custom
 from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import conversation_text
@@ -91,6 +91,7 @@ def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironm
     environment = load_custom("rollout.environment", settings.path, settings.name or "Environment")
     check_parameters("rollout.environment", environment)
     for method, arguments in (("reset", ("self", "prompt", "seed")), ("step", ("self", "turn"))):
+        check_method("rollout.environment", environment, method)
         if inspect.isfunction(function := inspect.getattr_static(environment, method, None)):
             check_parameters("rollout.environment", function, positional=arguments)
     return environment

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.errors import RewardError, WorkerError
-from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.answer import PASSING_CAUSES, Answer, Cause, Scored
 from trainer.rewards.function import longest_scoring
 from trainer.rollout.engines import split
 
@@ -35,17 +36,38 @@ class RewardWorkers:
         self._group = group
         self._settings = config.reward
         self._timeout = config.trainer.worker_timeout
+        self._retries = config.rollout.retries
+        self._warned: set[str] = set()
         # Counted by the thread that scores, read by the one that writes the metrics.
         self._repairs = 0
         self._succeeded = False  # once
         self._reported_repairs = 0
 
     def score(self, answers: Sequence[Answer], rows: Sequence[int]) -> list[Scored]:
-        """The reward of each answer, in order. Errors name the answers by `rows`, their rows of the data.
+        """The reward of each answer, in order. Failures that may pass are scored again, `rollout.retries` times at
+        most. Errors name the answers by `rows`, their rows of the data.
 
         Raises RewardError if one is not a finite number, or if all fail and none has succeeded before; WorkerError
         after too many failures in a row.
         """
+        scored = self._scored(answers, rows)
+        for _ in range(self._retries):
+            again = [place for place, score in enumerate(scored) if score.cause in PASSING_CAUSES]
+            repeated = self._scored([answers[place] for place in again], [rows[place] for place in again])
+            for place, score in zip(again, repeated, strict=True):
+                scored[place] = replace(score, retried=self._retried(scored[place]))
+        return self._checked(scored)
+
+    def _retried(self, failed: Scored) -> tuple[Cause, ...]:
+        """The causes of all attempts so far; logs the first failure of each."""
+        assert failed.cause is not None
+        if failed.cause not in self._warned:
+            self._warned.add(failed.cause)
+            logger.warning("a reward failed and is computed again (%s): %s", failed.cause, failed.failure)
+        return (*failed.retried, failed.cause)
+
+    def _scored(self, answers: Sequence[Answer], rows: Sequence[int]) -> list[Scored]:
+        """The reward of each answer, asked for once."""
         # A batched function sees all responses of the step in one call.
         spread = split(range(len(answers)), 1 if self._settings.custom_function.batched else len(self._group))
         parts = {rank: [answers[place] for place in places] for rank, places in enumerate(spread) if places}
@@ -60,7 +82,7 @@ class RewardWorkers:
             failed += 1
             for rank, failure in failures.items():
                 self._replace(rank, failure, failed, [rows[place] for place in spread[rank]])
-        return self._checked([score for rank in sorted(scored) for score in scored[rank]])
+        return [score for rank in sorted(scored) for score in scored[rank]]
 
     def _checked(self, scored: list[Scored]) -> list[Scored]:
         """The scores. Raises RewardError if none has ever succeeded."""

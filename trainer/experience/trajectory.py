@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 
 from trainer.algorithms.truncation import WHOLE, Truncation
+from trainer.data.dataset import Prompt
 from trainer.experience.environment import ConversationEnvironment, Program
-from trainer.rewards.answer import Scored
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rewards.answer import Cause, Scored
+from trainer.rollout.sampling import Response, SamplingRequest, retry_seed
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Trajectory:
     where it did not, or without `with_log_probs`), and after how many updates of the weights. `answers` counts the
     environment's turns; `answering` means that it is at work on one. `home` numbers the engine that samples all turns,
     modulo the number of engines. `scored` is set once an environment has given a score, or failed. `truncated` means
-    that the limit ended the response.
+    that the limit ended the response. `retried` holds the causes of earlier attempts, which failed.
     """
 
     prompt: tuple[int, ...]
@@ -41,6 +42,8 @@ class Trajectory:
     scored: Scored | None = None
     truncation: Truncation = WHOLE
     with_log_probs: bool = True
+    task: Prompt | None = None
+    retried: tuple[Cause, ...] = ()
 
     def request(self, most: int | None = None) -> SamplingRequest:
         """The request for an engine to continue this response by at most `most` tokens."""
@@ -67,6 +70,18 @@ class Trajectory:
         self.truncated = self.done and not response.ended
         self.turns += response.ended or self.done
         return response.ended or self.done
+
+    def begin_again(self) -> None:
+        """Becomes empty, with another seed, after an attempt that failed."""
+        assert self.task is not None
+        assert self.scored is not None
+        assert self.scored.cause is not None
+        self.retried = (*self.retried, self.scored.cause)
+        self.prompt, self.seed = self.task.token_ids, retry_seed(self.seed)
+        self.token_ids, self.mask, self.log_probs, self.versions = [], [], [], []
+        self.turn_start = self.turns = self.answers = 0
+        self.done = self.truncated = False
+        self.scored = None
 
     def copy(self) -> "Trajectory":
         """This response as it is now."""

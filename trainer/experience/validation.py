@@ -24,15 +24,20 @@ DRAWS = 1000
 SEED = 42  # verl's, so that the same responses give the same numbers
 
 
-def validation_metrics(sources: Sequence[str], scored: Sequence[Scored], samples: int) -> dict[str, float]:
+def validation_metrics(
+    sources: Sequence[str], scored: Sequence[Scored], samples: int, left_out: Sequence[bool]
+) -> dict[str, float]:
     """The metrics by name, `validation/SOURCE/mean@4`. A further number of a rule is `validation/SOURCE/NAME/mean@4`.
 
     Args:
         sources: the data source of each row; scored: the reward of each row. `samples` consecutive rows belong to one
             prompt.
+        left_out: whether each row is no answer; its prompt is in no metric.
     """
     metrics: dict[str, list[float]] = {}
     for start in range(0, len(scored), samples):
+        if any(left_out[start : start + samples]):
+            continue
         rows = scored[start : start + samples]
         answers = [score.pred for score in rows]
         for name, values in _numbers(rows).items():

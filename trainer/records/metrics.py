@@ -11,6 +11,8 @@ METRICS: dict[str, str] = {
     "reward/info/NAME": "mean of that number, which a rule or function returned beside its score",
     "reward/failed": "share of responses whose reward raised or took too long",
     "reward/repairs": "reward workers that were replaced during the step",
+    "validation/failed": "share of responses to held-out prompts that failed: they are in no other metric",
+    "validation/failed/CAUSE": "the same, by cause",
     "validation/exact_match": "share of responses to held-out prompts that earn the full reward",
     "validation/SOURCE/mean@N": "mean reward of the N responses to a prompt; mean over the data source's prompts",
     "validation/SOURCE/std@N": "their standard deviation; best@K, worst@K and maj@K have one too, like best@K/std",
@@ -47,7 +49,9 @@ METRICS: dict[str, str] = {
     "reference/kl_by_response": "mean over responses of each one's KL per token, which adaptive control compares with "
     "algorithm.kl_target",
     "rollout/failed": "share of responses that are no answer, because an environment, a program or the reward failed",
-    "rollout/failed/CAUSE": "the same, by cause: reward_error, reward_timeout, environment_error, program_error",
+    "rollout/failed/CAUSE": "the same, by cause: reward_error, reward_timeout, reward_server, reward_sandbox, "
+    "environment_error, program_error",
+    "rollout/retried/CAUSE": "further attempts per response after a failure of that cause",
     "rollout/dropped_groups": "prompts left out because too few of their responses are answers",
     "rollout/response_length": "mean length of a response, tokens",
     "rollout/truncated_fraction": "share of responses that data.max_response_length cut",

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
-Cause = Literal["reward_error", "reward_timeout", "environment_error", "program_error"]
+RewardCause = Literal["reward_error", "reward_timeout", "reward_server", "reward_sandbox"]
+Cause = Literal[RewardCause, "environment_error", "program_error"]
 """Why a response is no answer, as in the metrics `rollout/failed/CAUSE`."""
+REWARD_CAUSES: tuple[Cause, ...] = get_args(RewardCause)
+# What the same function raises for the same response, it raises again.
+PASSING_CAUSES: tuple[Cause, ...] = tuple(cause for cause in REWARD_CAUSES if cause != "reward_error")
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Answer:
 @dataclass(frozen=True)
 class Scored:
     """The reward of a response. If scoring failed, `value` is `reward.failure_score`, or 0 without that, `failure` says
-    why, and `traceback` where in the user's code. `cause` is set if the response is no answer.
+    why, and `traceback` where in the user's code. `cause` is set if the response is no answer. `retried` holds the
+    causes of earlier attempts to score it.
 
     With a reward model, `parts` holds the scores of rule and model, from which `value` is computed. `info` holds
     further numbers of the rule or function, to be logged. `pred` is the answer in the response: validation lets several
@@ -47,6 +52,7 @@ class Scored:
     pred: str | None = None
     traceback: str = ""
     cause: Cause | None = None
+    retried: tuple[Cause, ...] = ()
 
     @property
     def rule(self) -> float:
@@ -61,13 +67,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a reward process sends: a score; or `failure`, why this response has none, and its `traceback`; or `refusal`
-    (message, hint), why the run must end."""
+    """What a reward process sends: a score; or `failure`, why this response has none, with its `cause` and `traceback`;
+    or `refusal` (message, hint), why the run must end."""
 
     scored: Scored = Scored(0.0)
     failure: str = ""
     traceback: str = ""
     refusal: tuple[str, str] | None = None
+    cause: Cause = "reward_error"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,7 +82,9 @@ class Reply:
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """The reply that `to_json` described. Raises TypeError, ValueError or KeyError for anything else."""
-        scored, refusal = given["scored"], given["refusal"]
+        scored, refusal, cause = given["scored"], given["refusal"], given["cause"]
+        if cause not in REWARD_CAUSES:
+            raise ValueError(f"no cause of a failed reward: {cause}")
         return cls(
             Scored(
                 float(scored["value"]),
@@ -88,4 +97,5 @@ class Reply:
             str(given["failure"]),
             str(given["traceback"]),
             None if refusal is None else (str(refusal[0]), str(refusal[1])),
+            cause,
         )

@@ -8,7 +8,6 @@ from typing import Any
 import urllib3
 
 from trainer.config.sections.reward import RewardConfig
-from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored, failed_score
 
@@ -34,18 +33,21 @@ class RewardServer:
         self._threads = ThreadPoolExecutor(server.requests, "reward-server")
 
     def score(self, answers: Sequence[Answer]) -> list[Scored]:
-        """The reward of each answer, in order. Raises RewardError if a score is not a finite number."""
+        """The reward of each answer, in order; without a usable reply, its cause is `reward_server`. Raises RewardError
+        if a score is not a finite number."""
         size = self._settings.server.batch_size
         parts = [answers[start : start + size] for start in range(0, len(answers), size)]
         return [scored for part in self._threads.map(self._part, parts) for scored in part]
 
     def _part(self, answers: Sequence[Answer]) -> list[Scored]:
-        """The scores of one request. If it fails, each answer is asked for alone: one of them may be the reason."""
-        scores = self._ask(answers)
-        if isinstance(scores, str):
-            if len(answers) > 1:
+        """The scores of one request. If it fails though the server is there, each answer is asked for alone: one of
+        them may be the reason."""
+        try:
+            scores = self._ask(answers)
+        except _NoReplyError as error:
+            if len(answers) > 1 and not error.unreachable:
                 return [scored for answer in answers for scored in self._part([answer])]
-            return [failed_score(self._settings, "reward_error", scores)]
+            return [failed_score(self._settings, "reward_server", str(error)) for _ in answers]
         return [
             failed_score(self._settings, "reward_error", "the reward server returned null")
             if score is None
@@ -53,8 +55,8 @@ class RewardServer:
             for score, answer in zip(scores, answers, strict=True)
         ]
 
-    def _ask(self, answers: Sequence[Answer]) -> list[Any] | str:
-        """The scores as the server sent them, or why there are none."""
+    def _ask(self, answers: Sequence[Answer]) -> list[Any]:
+        """The scores as the server sent them. Raises _NoReplyError."""
         url = self._settings.server.url
         assert url is not None
         try:
@@ -62,19 +64,29 @@ class RewardServer:
                 "POST", url, body=json.dumps({"answers": list(map(_sent, answers))}), headers=_HEADERS
             )
         except urllib3.exceptions.HTTPError as error:
-            return f"the reward server at {url} does not answer: {error}"
+            cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) else error
+            unreachable = isinstance(cause, urllib3.exceptions.NewConnectionError)
+            raise _NoReplyError(f"the reward server at {url} does not answer: {error}", unreachable) from error
         if reply.status != 200:
-            return f"the reward server at {url} answered with status {reply.status}"
+            raise _NoReplyError(f"the reward server at {url} answered with status {reply.status}")
         try:
             scores = json.loads(reply.data)["scores"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             scores = None
         if not isinstance(scores, list) or len(scores) != len(answers):
-            raise RewardError(
-                f"the reward server at {url} sent {reply.data[:200]!r} for {len(answers)} answers",
-                hint='it must send {"scores": [...]} with one score per answer',
+            raise _NoReplyError(
+                f"the reward server at {url} sent {reply.data[:200]!r} for {len(answers)} answers, instead of "
+                '{"scores": [...]} with one score per answer'
             )
         return scores
+
+
+class _NoReplyError(Exception):
+    """The server sends no scores. `unreachable`: nothing listens at its address."""
+
+    def __init__(self, message: str, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
 
 
 _HEADERS = {"Content-Type": "application/json"}

@@ -51,3 +51,9 @@ def request_seed(seed: int, step: int, prompt: int, sample: int) -> int:
     same responses as an uninterrupted one."""
     digest = hashlib.blake2b(f"{seed}/{step}/{prompt}/{sample}".encode(), digest_size=7).digest()
     return int.from_bytes(digest)
+
+
+def retry_seed(seed: int) -> int:
+    """The seed of the next attempt at a response whose last one had this seed. It follows from the response's position
+    in the run and the number of attempts."""
+    return int.from_bytes(hashlib.blake2b(f"retry {seed}".encode(), digest_size=7).digest())

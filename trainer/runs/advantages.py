@@ -42,12 +42,12 @@ def with_advantages(
     config = collector.config
     algorithm, mask = config.algorithm, batch.response_mask
     shaped = collector.shaped(scores.values, experience.lengths)
-    rewards, metrics, kl_coefficient = _rewards(batch, shaped, config, kl_coefficient)
+    rewards, metrics, kl_coefficient = _rewards(batch, shaped, scores.answered, config, kl_coefficient)
     move_to_tokens(rewards, scores.by_token, mask)
     groups, answered = collector.groups(len(batch)), scores.answered
     learning = in_large_groups(answered, groups, _smallest_group(config))
     metrics["rollout/dropped_groups"] = float(len(groups.unique()) - len(groups[learning].unique()))
-    batch = batch.with_(response_mask=mask & learning.unsqueeze(1))
+    batch = batch.with_(response_mask=mask & learning.unsqueeze(1), counted=learning)
     if not config.engines_know_old_log_probs and batch.rollout_log_probs is not None:
         mass = config.rollout.truncation.smallest_mass
         metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask, mass)
@@ -121,7 +121,7 @@ def _estimated(sampled: Sampled, learning: Tensor, config: Config) -> Advantages
 
 
 def _rewards(
-    batch: Batch, scores: Tensor, config: Config, kl_coefficient: float
+    batch: Batch, scores: Tensor, answered: Tensor, config: Config, kl_coefficient: float
 ) -> tuple[Tensor, dict[str, float], float]:
     """The reward of each token, [rows, response length] float64, metrics of its KL term, and the next coefficient of
     that."""
@@ -131,11 +131,11 @@ def _rewards(
     kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
     metrics = {"reference/kl": kl[mask].mean().item()}
     rewards = token_rewards(scores, kl.double(), mask, kl_coefficient)
-    if algorithm.kl_control == "adaptive":
-        controlled = mean_over_responses(kl, mask)
+    if algorithm.kl_control == "adaptive" and answered.any():
+        controlled = mean_over_responses(kl[answered], mask[answered])
         metrics |= {"reference/kl_coefficient": kl_coefficient, "reference/kl_by_response": controlled}
         kl_coefficient = adapted_kl_coefficient(
-            kl_coefficient, controlled, algorithm.kl_target, algorithm.kl_horizon, len(batch)
+            kl_coefficient, controlled, algorithm.kl_target, algorithm.kl_horizon, int(answered.sum())
         )
     return rewards, metrics, kl_coefficient
 

@@ -37,8 +37,8 @@ from trainer.runs.step import Metrics, Progress
 logger = logging.getLogger(__name__)
 
 # The fields of a batch that a role's optimizer steps read, besides the tokens.
-ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections")
-CRITIC_READS = ("values", "returns")
+ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections", "counted")
+CRITIC_READS = ("values", "returns", "counted")
 
 
 def train(config: Config, repeat: Repeat | None = None) -> Path:
@@ -205,7 +205,7 @@ class PpoStep:
             validation = self.collector.validate()
             self.engines.take_work()  # it is no part of a step
         self.records.write_validation(number, validation)
-        self.exact_match = validation.metrics["validation/exact_match"]
+        self.exact_match = validation.metrics.get("validation/exact_match")  # none if every response failed
         return validation.metrics
 
     def begin(self, resumed: TrainingState | None) -> None:

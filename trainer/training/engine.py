@@ -230,7 +230,7 @@ class TrainingEngine:
         multiplied by the loss scale.
         """
         mask = batch.response_mask
-        of_ranks = reduced(torch.stack([mask.sum(), torch.tensor(len(mask))]))
+        of_ranks = reduced(torch.stack([mask.sum(), torch.tensor(batch.responses)]))
         count = GlobalCount(*(of_ranks // self.ranks_per_data_group).tolist())
         totals: dict[str, Tensor] = {}
         parts, layout = micro_batches(batch, limit.of_ranks(self.context_ranks), self._layout)

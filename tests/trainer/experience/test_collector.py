@@ -1,8 +1,10 @@
 """When rewards are computed. The reward workers are fakes that wait for a signal."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import FailedResponsesError, RewardError, WorkerError
 from trainer.experience.collector import Collector, Experience, Scores, completed
-from trainer.experience.reward_workers import Scorer
+from trainer.experience.failures import check_failed_shares
+from trainer.experience.reward_workers import RewardWorkers, Scorer
 from trainer.experience.run_data import RunData
 from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
@@ -135,6 +138,110 @@ def test_a_failed_response_is_in_no_mean_of_rewards() -> None:
     failed = {"rollout/failed": 0.25, "rollout/failed/environment_error": 0.25, "reward/info/acc": 1.0}
     assert scores.metrics.items() >= failed.items()
     assert scores.metrics["rollout/informative_fraction"] == 0  # a failure is no lower score
+    made.close()
+
+
+def test_metrics_count_further_attempts_by_cause() -> None:
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards)
+    retried = Scored(1.0, retried=("reward_server", "reward_timeout"))
+    scores = scored_by_environment(made, retried, FAILED, Scored(1.0), Scored(1.0, retried=("reward_server",)))
+    assert {name: value for name, value in scores.metrics.items() if "retried" in name} == {
+        "rollout/retried/reward_server": 0.5,
+        "rollout/retried/reward_timeout": 0.25,
+    }
+    made.close()
+
+
+class PassingRewards(FakeRewards):
+    """The ground truth of a response lists what becomes of each attempt to score it: causes, then the score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told.set()
+        self.asked: Counter[str] = Counter()
+
+    def attempt(
+        self, tasks: Mapping[int, Task[Scorer, list[Scored]]], _timeout: float
+    ) -> tuple[dict[int, list[Scored]], dict[int, WorkerError]]:
+        return {
+            rank: [self._score(answer.ground_truth) for answer in task.arguments[0]] for rank, task in tasks.items()
+        }, {}
+
+    def _score(self, ends: str) -> Scored:
+        end = ends.split()[min(self.asked[ends], len(ends.split()) - 1)]
+        self.asked[ends] += 1
+        return Scored(float(end)) if end[0].isdigit() else Scored(0.0, f"{end}!", cause=end)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ends", "retries", "value", "cause", "asked"),
+    [
+        ("1", 2, 1.0, None, 1),
+        ("reward_timeout 1", 1, 1.0, None, 2),
+        ("reward_server reward_sandbox 1", 2, 1.0, None, 3),
+        ("reward_server reward_sandbox 1", 1, 0.0, "reward_sandbox", 2),
+        ("reward_server 1", 0, 0.0, "reward_server", 1),
+        ("reward_error 1", 3, 0.0, "reward_error", 1),  # the same function raises again
+    ],
+)
+def test_a_reward_that_may_pass_is_computed_again_for_the_same_response(
+    ends: str, retries: int, value: float, cause: str | None, asked: int
+) -> None:
+    rewards = PassingRewards()
+    config = Config.model_validate({"model": {"path": "/nowhere"}, "rollout": {"retries": retries}})
+    group: Any = rewards
+    answers = [Answer("a", "2"), Answer("b", ends), Answer("c", "3")]
+    first, score, last = RewardWorkers(group, config).score(answers, [0, 1, 2])
+    assert (first.value, last.value) == (2.0, 3.0)
+    assert (score.value, score.cause, len(score.retried)) == (value, cause, asked - 1)
+    assert rewards.asked[ends] == asked
+    assert rewards.asked["2"] == rewards.asked["3"] == 1
+
+
+def test_failures_of_rewards_may_have_a_limit_of_their_own() -> None:
+    config = Config.model_validate({"reward": {"max_failed_share": 0.0}})
+    raised = Scored(0.0, "KeyError: 'x'", cause="reward_error")
+    check_failed_shares([FAILED, FAILED, Scored(1.0), Scored(1.0)], config)
+    with pytest.raises(FailedResponsesError, match=r"1 of 4 .* more than reward.max_failed_share=0 allows"):
+        check_failed_shares([FAILED, raised, Scored(1.0), Scored(1.0)], config)
+    with pytest.raises(FailedResponsesError, match=r"3 of 4 .* more than rollout.max_failed_share=0.5 allows"):
+        check_failed_shares([FAILED, FAILED, FAILED, Scored(1.0)], config)
+
+
+def validated(made: Collector, *scores: Scored) -> dict[str, float]:
+    """The metrics of a validation whose environment gives these scores."""
+    prompts = [Prompt(row, (1,), "", "games", "") for row in range(len(scores))]
+    rows = [Trajectory((1,), 0.0, 0, 4, token_ids=[3], mask=[True], scored=score) for score in scores]
+    made.data = replace(made.data, validation=prompts)  # type: ignore[arg-type]
+    methods = {"begin": lambda *_, **__: rows, "finish": lambda *_: None, "close": lambda _: None}
+    played: Any = type("Played", (), methods)()
+    made.conversations = played
+    return made.validate().metrics
+
+
+def test_a_failed_response_is_in_no_metric_of_the_validation_but_is_counted() -> None:
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards)
+    metrics = validated(made, Scored(1.0), FAILED, Scored(0.0), FAILED)
+    assert metrics == {
+        "validation/failed": 0.5,
+        "validation/failed/environment_error": 0.5,
+        "validation/exact_match": 0.5,
+        "validation/games/mean@1": 0.5,
+    }
+    made.close()
+
+
+def test_a_validation_in_which_everything_fails_measures_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards)
+    assert validated(made, FAILED, FAILED) == {"validation/failed": 1.0, "validation/failed/environment_error": 1.0}
+    message = "2 of 2 responses of the validation failed, so it measures nothing; first failure: environment: it died"
+    assert message in caplog.text
     made.close()
 
 

@@ -48,11 +48,17 @@ def test_sources_are_separate_and_each_prompt_counts_once() -> None:
     scored = [
         Scored(value, info={"acc": 2 * value}) for prompts in rewards.values() for both in prompts for value in both
     ]
-    metrics = validation_metrics(sources, scored, samples=2)
+    metrics = validation_metrics(sources, scored, samples=2, left_out=[False] * len(scored))
     assert metrics["validation/math/mean@2"] == 0.75
     assert metrics["validation/code/mean@2"] == 0.0
     assert metrics["validation/math/acc/mean@2"] == 1.5
     assert metrics["validation/math/std@2"] == 0.25
+
+
+def test_a_prompt_with_a_failed_response_is_in_no_metric() -> None:
+    scored = [Scored(1.0), Scored(0.0, cause="reward_error"), Scored(1.0), Scored(0.5)]
+    metrics = validation_metrics(["a"] * 4, scored, samples=2, left_out=[False, True, False, False])
+    assert metrics["validation/a/mean@2"] == 0.75
 
 
 def test_rules_and_functions_return_the_answer_that_votes() -> None:

@@ -309,3 +309,12 @@ def test_a_function_that_cannot_be_loaded_is_refused(
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
     assert hint in caught.value.hint
+
+
+def test_a_sandbox_that_runs_no_programs_is_a_failure_and_not_a_wrong_program() -> None:
+    settings = RewardConfig.model_validate({"name": "code", "code_sandbox_url": "http://127.0.0.1:1/run_code"})
+    answer = Answer("```python\nprint(1)\n```", {"inputs": [""], "outputs": ["1"]})
+    with RewardPool(settings, 1) as pool:
+        (failed,) = pool.score([answer])
+    assert failed.cause == "reward_sandbox"
+    assert "the sandbox at http://127.0.0.1:1/run_code does not answer" in failed.failure

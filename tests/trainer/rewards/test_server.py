@@ -12,7 +12,7 @@ from tests.serving import serving
 from trainer.config.overrides import parse_overrides
 from trainer.config.sections.reward import RewardConfig
 from trainer.config.sections.reward import RewardServer as ServerConfig
-from trainer.errors import ConfigError, RewardError
+from trainer.errors import ConfigError
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.server import RewardServer
 
@@ -72,7 +72,7 @@ def test_a_failure_costs_one_sample(url: str) -> None:
     assert [score.value for score in scores] == [1.0, -1.0, -1.0, 1.0]
     assert "status 400" in scores[1].failure
     assert scores[2].failure == "the reward server returned null"
-    assert [score.cause for score in scores] == [None, "reward_error", "reward_error", None]
+    assert [score.cause for score in scores] == [None, "reward_server", "reward_error", None]
 
 
 def test_a_server_that_is_busy_is_asked_again(url: str) -> None:
@@ -84,11 +84,13 @@ def test_a_server_that_is_not_there_costs_every_sample() -> None:
     scores = scored("http://127.0.0.1:1/score", "yes", "no", retries=0)
     assert [score.value for score in scores] == [-1.0, -1.0]
     assert "does not answer" in scores[0].failure
+    assert {score.cause for score in scores} == {"reward_server"}
 
 
-def test_another_number_of_scores_ends_the_run(url: str) -> None:
-    with pytest.raises(RewardError, match="for 2 answers"):
-        scored(url, "short", "yes")
+def test_another_number_of_scores_costs_one_sample(url: str) -> None:
+    short, right = scored(url, "short", "yes")
+    assert (short.cause, right.value) == ("reward_server", 1.0)
+    assert "for 1 answers" in short.failure
 
 
 def test_a_server_and_a_function_exclude_each_other() -> None:

@@ -117,6 +117,7 @@ def test_a_group_with_a_single_answer_is_left_out(advantage: str) -> None:
     scores = Scores(torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0]), {}, left_out=left_out)
     step = estimated([2] * 6, [0.0] * 6, scores, 3, advantage=advantage)
     assert step.batch.response_mask.any(dim=1).tolist() == [False, False, False, True, True, False]
+    assert step.batch.responses == 2  # no mean over responses divides by the others
     assert step.metrics["rollout/dropped_groups"] == 1
     assert step.metrics["reward/mean"] == pytest.approx(2 / 3)
 

@@ -1,6 +1,8 @@
-"""Runs whose reward function raises on some responses."""
+"""Runs in which rewards raise and environments fail."""
 
 from pathlib import Path
+
+import pytest
 
 from tests.trainer.whole_run import Runs
 
@@ -53,3 +55,41 @@ def test_a_step_with_too_many_failures_ends_the_run_with_the_first_traceback(run
     assert status == 6
     assert "more than rollout.max_failed_share=0.2 allows; first failure: KeyError: 'lost'" in errors
     assert 'raise KeyError("lost")' in errors
+
+
+# Its first conversation about every other question is lost.
+LOSES_SOME = """
+from trainer.experience.environment import Observation
+
+begun = []
+
+class Game:
+    def reset(self, prompt, seed):
+        begun.append(prompt.index)
+        if prompt.index % 2 == 0 and begun.count(prompt.index) == 1:
+            raise ConnectionError("lost")
+
+    def step(self, turn):
+        return Observation(done=True, score=float(len(turn.token_ids) % 2))
+"""
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_conversation_that_is_lost_is_sampled_again(runs: Runs, tmp_path: Path, mode: str) -> None:
+    (tmp_path / "game.py").write_text(LOSES_SOME)
+    run = runs.start(
+        mode,
+        f"rollout.environment.path={tmp_path / 'game.py'}",
+        "rollout.environment.name=Game",
+        "rollout.max_failed_share=0",
+        "algorithm.advantage=grpo",
+        *([] if mode == "synchronous" else ["trainer.mode=asynchronous", "algorithm.correction=tis"]),
+        "trainer.total_steps=2",
+        "trainer.save_freq=0",
+    )
+    errors = run.succeed()
+    assert "is sampled again (environment_error): environment: ConnectionError: lost" in errors
+    steps = [row for row in run.metrics() if row["step"] > 0]
+    assert {row["rollout/failed"] for row in steps} == {0.0}
+    assert sum(row.get("rollout/retried/environment_error", 0.0) for row in steps) > 0
+    assert {row["validation/failed"] for row in run.metrics() if "validation/failed" in row} == {0.0}

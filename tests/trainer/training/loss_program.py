@@ -30,6 +30,7 @@ CASES = [("ppo", mode) for mode in MODES] + [(name, "seq-mean-token-mean") for n
 # Bounds that some tokens of these rows exceed.
 NARROW = {"dppo_tv": {"clip_ratio": 2e-3}, "dppo_kl": {"clip_ratio": 2e-4}}
 MICRO_BATCHES = (1, 3, ROWS)
+FAILED = (0, 3, 4, ROWS - 1)  # rows of a batch in which some responses failed
 
 
 def sampled() -> Batch:
@@ -40,6 +41,11 @@ def sampled() -> Batch:
         return centre + spread * torch.randn(made.response_mask.shape, generator=generator)
 
     return made.with_(old_log_probs=near(-4.2, 0.3), reference_log_probs=near(-4.2, 0.3), corrections=near(1.0, 0.1))
+
+
+def answered() -> Tensor:
+    """Which rows have not failed, [rows] bool."""
+    return torch.isin(torch.arange(ROWS), torch.tensor(FAILED), invert=True)
 
 
 def worker(policy_loss: str, mode: str, world_size: int) -> ActorWorker:
@@ -63,6 +69,13 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         metrics = engine.accumulate_gradients(rows, worker(policy_loss, mode, world_size).loss, MicroBatchLimit(size))
         gradients = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
         results[policy_loss, mode, size] = gradients, metrics
+        engine.optimizer.zero_grad()
+    failed = whole.with_(response_mask=whole.response_mask & answered().unsqueeze(1), counted=answered())
+    for (name, part), mode in itertools.product((("failed", failed), ("alone", whole.rows(answered()))), MODES):
+        rows = part.rows(part.shards(world_size)[rank])
+        metrics = engine.accumulate_gradients(rows, worker("ppo", mode, world_size).loss, MicroBatchLimit(3))
+        gradients = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
+        results[name, mode, 3] = gradients, metrics
         engine.optimizer.zero_grad()
     if rank == 0:
         torch.save(results, directory / f"losses_{world_size}.pt")

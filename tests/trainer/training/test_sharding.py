@@ -37,6 +37,17 @@ def test_the_gradient_does_not_depend_on_ranks_or_micro_batches(
         assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize("mode", loss_program.MODES)
+def test_a_failed_response_changes_no_gradient(results: dict[int, Any], mode: str, world_size: int) -> None:
+    gradients, metrics = results[1]["alone", mode, 3]
+    other, other_metrics = results[world_size]["failed", mode, 3]
+    scale = max(1.0, max(float(gradient.abs().max()) for gradient in gradients.values()))
+    for name, gradient in gradients.items():
+        assert_close(other[name] / scale, gradient / scale, atol=1e-6, rtol=0, msg=lambda t, n=name: f"{n}: {t}")
+    assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
 def test_losses_and_aggregations_differ_from_each_other(results: dict[int, Any]) -> None:
     """Guards the test above, which would pass if all gradients were zero."""
     norms = {

@@ -11,7 +11,9 @@ Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 
 
 class GlobalCount(NamedTuple):
-    """Size of a mini-batch over all ranks: unmasked tokens, and responses, with those that are masked entirely."""
+    """Size of a mini-batch over all ranks: unmasked tokens, and responses. As in verl, these include responses that are
+    masked entirely because they are truncated or rejected, but none that failed.
+    """
 
     tokens: int
     responses: int
@@ -36,14 +38,15 @@ def aggregate(values: Tensor, mask: Tensor, mode: Aggregation, count: GlobalCoun
         scale_length: a constant number of tokens, usually the limit of a response.
     """
     values = values.where(mask, 0.0)
+    responses = max(1, count.responses)
     match mode:
         case "token-mean":
             return values.sum() / max(1, count.tokens)
         case "token-sum":
             return values.sum()
         case "seq-mean-token-sum":
-            return values.sum() / count.responses
+            return values.sum() / responses
         case "seq-mean-token-sum-norm":
-            return values.sum() / count.responses / scale_length
+            return values.sum() / responses / scale_length
         case "seq-mean-token-mean":
-            return (values.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / count.responses
+            return (values.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / responses

@@ -112,6 +112,12 @@ class RewardConfig(Section):
         None,
         description="score of a response that failed (`rollout/failed`); null: it is in no loss and no baseline",
     )
+    max_failed_share: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="rollout.max_failed_share of rewards alone; null: they count in that one",
+    )
     overlong_buffer: int = Field(
         0,
         ge=0,

@@ -89,6 +89,12 @@ class RolloutConfig(Section):
     environment_timeout: float = Field(
         10.0, gt=0, description="seconds without an answer after which an environment counts as failed"
     )
+    retries: int = Field(
+        1,
+        ge=0,
+        description="further attempts at a failed response: sampled again if its environment or program failed, scored "
+        "again if the reward took too long or its server or sandbox failed",
+    )
     max_failed_share: float = Field(
         0.5, ge=0, le=1, description="share of failed responses in a step above which the run stops"
     )

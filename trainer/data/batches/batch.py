@@ -30,7 +30,8 @@ class Batch:
     Tensors of response tokens start with the response: column t is token t of the response.
 
     Shapes: `token_ids` [rows, length] int64; `prompt_lengths` [rows] int64; `response_mask` [rows, response length]
-    bool; all others [rows, response length] float32, 0 where masked, and None until their phase has run.
+    bool; `counted` [rows] bool; all others [rows, response length] float32, 0 where masked, and None until their phase
+    has run.
     """
 
     token_ids: Tensor
@@ -45,6 +46,7 @@ class Batch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     corrections: Tensor | None = None  # weight of each token's policy loss
+    counted: Tensor | None = None  # rows by which losses divide; None: all
 
     @classmethod
     def from_responses(
@@ -70,6 +72,11 @@ class Batch:
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
+
+    @property
+    def responses(self) -> int:
+        """The number of rows by which losses that are means over responses divide."""
+        return len(self) if self.counted is None else int(self.counted.sum())
 
     @property
     def lengths(self) -> Tensor:

@@ -2,9 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.config.custom_code import check_method, check_parameters
 from trainer.config.tree import Config
 from trainer.data.dataset import SINGLE_TURN, Dataset, Prompt, PromptDataset
 from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
@@ -25,6 +26,17 @@ PROGRAM = "program"
 _BY_SETTING = {"auto": SINGLE_TURN, "single_turn": SINGLE_TURN, "tools": TOOL_AGENT, "program": PROGRAM}
 _NO_VISION = ("verl.tools.image_zoom_in_tool.", "verl.tools.geo3k_tool.")
 _NO_MCP = ("verl.tools.mcp_base_tool.", "verl.tools.mcp_search_tool.")
+# The arguments of each method that is called: by position, by name.
+_TOOL_CALLS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "create": ((), ("create_kwargs",)),
+    "execute": (("instance_id", "parameters"), ("agent_data",)),
+    "release": (("instance_id",), ()),
+}
+_USER_CALLS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "start_interaction": (("request_id",), ("name",)),
+    "generate_response": (("request_id", "messages"), ("name",)),
+    "finalize_interaction": (("request_id",), ()),
+}
 
 
 class Agents:
@@ -128,12 +140,15 @@ def make_tool(entry: ToolEntry) -> Any:
     make = rows[name].tool if name in rows else load_class(entry.where, name)
     schema = None if entry.schema is None else OpenAIFunctionToolSchema.model_validate(entry.schema)
     try:
-        return make(dict(entry.config), schema)
+        tool = make(dict(entry.config), schema)
     except Exception as error:
         raise ConfigError(
             f"{entry.where}: {name} cannot be made: {type(error).__name__}: {error}",
             hint=getattr(error, "hint", "") or "check its config and tool_schema",
         ) from error
+    for method, (positional, named) in _TOOL_CALLS.items():
+        check_parameters(entry.where, check_method(entry.where, tool, method), named, positional)
+    return tool
 
 
 def _user_entries(config: Config) -> list[tuple[str, str, dict[str, Any]]]:
@@ -168,7 +183,9 @@ def _users(config: Config) -> dict[str, Any]:
         make = rows[class_name].user if class_name in rows else load_class(where, class_name)
         if name in users:
             raise ConfigError(f"{where}: two users are called {name}", hint="give each a name of its own")
-        users[name] = make(settings)
+        users[name] = user = make(settings)
+        for method, (positional, named) in _USER_CALLS.items():
+            check_parameters(where, check_method(where, user, method), named, positional)
     return users
 
 

@@ -69,7 +69,15 @@ class Conversations:
         limit = self._config.data.max_response_length
         pairs = list(zip(prompts, seeds, strict=True))
         rows = [
-            Trajectory(prompt.token_ids, temperature, seed, limit, truncation=truncation, with_log_probs=with_log_probs)
+            Trajectory(
+                prompt.token_ids,
+                temperature,
+                seed,
+                limit,
+                truncation=truncation,
+                with_log_probs=with_log_probs,
+                task=prompt,
+            )
             for prompt, seed in pairs
         ]
         self._give_homes(rows)
@@ -77,7 +85,7 @@ class Conversations:
         opened = self._call_each([partial(self._agents.open, *pairs[place]) for place in answered])
         for place, environment in zip(answered, opened, strict=True):
             if isinstance(environment, Failure):
-                self._fail(rows[place], environment)  # the policy still takes its first turn, without an answer
+                self._fail(rows[place], environment)
             else:
                 rows[place].environment = environment
         return rows
@@ -149,7 +157,7 @@ class Conversations:
 
     def _meanwhile(self, sample: Callable[[], Sampled], rows: Sequence[Trajectory]) -> Sampled:
         """What the engines sample; takes answers while they do, so that they need not wait for that later."""
-        if all(row.environment is None for row in rows):
+        if not any(row.environment is not None or row.answering for row in rows):
             return sample()
         sampled = self._sampling.submit(sample)
         self._take_answers(rows)
@@ -161,9 +169,16 @@ class Conversations:
         """Continues the conversations whose environments have answered, or whose programs have asked or ended."""
         for row, answer in self._answers.finished():
             row.answering = False
-            self._take(row, answer)
+            if isinstance(answer, Failure):
+                self._fail(row, answer)
+            elif isinstance(answer, Observation):
+                self._take(row, answer)
+            else:
+                row.environment = answer  # of another attempt
         if played := _played(rows):
             self._programs.update(played)
+            for row in played:
+                self._try_again(row)
 
     def _speaking(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
         """The rows in which it is the policy's turn. Where there is none, and none in flight, waits a moment."""
@@ -218,11 +233,7 @@ class Conversations:
         if self._agents.programs is not None:
             self._agents.programs.close()
 
-    def _take(self, row: Trajectory, answer: Observation | Failure) -> None:
-        if isinstance(answer, Failure):
-            self._fail(row, answer)
-            row.done = True
-            return
+    def _take(self, row: Trajectory, answer: Observation) -> None:
         if answer.score is not None:
             row.scored = as_scored(answer.score, Answer(self.text(row.turn), ""))
         row.done |= answer.done or row.turns == self._config.rollout.max_turns
@@ -231,7 +242,7 @@ class Conversations:
             try:
                 rendered = self._tokens(answer.messages, row.turn[-1]) if answer.messages else []
             except (TemplateError, ValueError) as error:
-                self._take(row, Failure(f"the chat template rejects its messages: {error}"))
+                self._fail(row, Failure(f"the chat template rejects its messages: {error}"))
                 return
             row.observe([*rendered, *answer.token_ids])
 
@@ -261,8 +272,24 @@ class Conversations:
         return call_each(calls, self._config.rollout.environment_timeout)
 
     def _fail(self, row: Trajectory, failure: Failure) -> None:
-        """Marks the trajectory as failed."""
+        """Marks the trajectory as failed. One without a turn still needs tokens: the policy answers its prompt."""
         row.scored = failed_score(self._config.reward, "environment_error", f"environment: {failure.reason}")
+        row.done = bool(row.token_ids)
+        row.environment = row.environment if row.done else None
+        self._try_again(row)
+
+    def _try_again(self, row: Trajectory) -> None:
+        """Begins a failed trajectory again, `rollout.retries` times at most."""
+        failed = row.scored
+        if failed is None or failed.cause is None or len(row.retried) == self._config.rollout.retries:
+            return
+        if failed.cause not in self._warned:
+            self._warned.add(failed.cause)
+            logger.warning("a response failed and is sampled again (%s): %s", failed.cause, failed.failure)
+        row.begin_again()
+        assert row.task is not None
+        row.answering = True
+        self._answers.begin(row, partial(self._agents.open, row.task, row.seed))
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
@@ -274,4 +301,4 @@ def _played(rows: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def _policy_speaks(row: Trajectory) -> bool:
-    return row.environment.asking if isinstance(row.environment, Program) else not row.answering
+    return not row.answering and (not isinstance(row.environment, Program) or row.environment.asking)

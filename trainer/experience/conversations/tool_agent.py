@@ -15,6 +15,7 @@ from trainer.experience.call_format import CallFormat, ToolCall
 from trainer.experience.conversations.calls import wait_for
 from trainer.experience.environment import Observation, Turn
 from trainer.experience.tool import AgentData
+from trainer.rewards.sandbox.programs import SandboxError
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class Toolbox:
 
 class ToolAgent:
     """A conversation in which each turn of the policy may call tools; a turn without a call ends it, or goes to the
-    simulated user that the row names. Failures of tools are told to the policy and counted."""
+    simulated user that the row names. Failures of tools are told to the policy and counted; a sandbox that does not run
+    programs fails the conversation."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
@@ -103,6 +105,8 @@ class ToolAgent:
             response, reward = await self._execute(call.name, parameters)
             media, text = response.image or response.video, str(response.text or "")
             text.encode()  # a lone surrogate would cost the conversation
+        except SandboxError:
+            raise  # the policy is not to blame for it
         except Exception as error:  # noqa: BLE001 - the user's tool may raise and return anything
             return self._failed(f"Error executing tool {call.name!r}: {error}")
         if media:

@@ -134,7 +134,7 @@ class RewardPool:
     def _result(self, reply: Reply) -> Scored:
         if reply.refusal:
             raise RewardError(*reply.refusal)
-        return self._failed("reward_error", reply.failure, reply.traceback) if reply.failure else reply.scored
+        return self._failed(reply.cause, reply.failure, reply.traceback) if reply.failure else reply.scored
 
     def _failed(self, cause: Cause, reason: str, traceback: str = "") -> Scored:
         return failed_score(self._settings, cause, reason, traceback)

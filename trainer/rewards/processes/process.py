@@ -22,9 +22,10 @@ import trainer
 from trainer.cluster.stalls.stacks import open_stack_file
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import TrainerError
-from trainer.rewards.answer import Answer, Reply
+from trainer.rewards.answer import Answer, Cause, Reply
 from trainer.rewards.function import Reward, batched_function, reward_function
 from trainer.rewards.processes.channel import BrokenChannelError, Channel
+from trainer.rewards.sandbox.programs import SandboxError
 from trainer.rewards.scores import as_scored
 
 Replies = Callable[[Sequence[Answer]], Iterator[Reply]]
@@ -103,12 +104,13 @@ def _guarded(score: Callable[[], Any], answer: Answer) -> Reply:
 
 
 def _failed(error: Exception) -> Reply:
-    """The failure, and the traceback of the user's own frames."""
+    """The failure, its cause, and the traceback of the user's own frames."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and _is_ours(frames):
         frames = frames.tb_next
     written = "".join(traceback.format_exception(type(error), error, frames))
-    return Reply(failure=f"{type(error).__name__}: {error}", traceback=written[-_LONGEST_TRACEBACK:])
+    cause: Cause = "reward_sandbox" if isinstance(error, SandboxError) else "reward_error"
+    return Reply(failure=f"{type(error).__name__}: {error}", traceback=written[-_LONGEST_TRACEBACK:], cause=cause)
 
 
 def _is_ours(frames: TracebackType) -> bool:

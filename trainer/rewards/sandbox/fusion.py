@@ -51,7 +51,7 @@ def run_remotely(
         content = reply.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             reply.close()
-            raise UnreachableSandboxError(f"the sandbox at {url} answered with more than {_MOST_BYTES} bytes")
+            return Ended("", "", f"the program wrote more than {_MOST_BYTES} bytes")
         reply.release_conn()
     except urllib3.exceptions.HTTPError as error:
         raise UnreachableSandboxError(f"the sandbox at {url} does not answer: {error}") from error

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.serving import serving
-from tests.trainer.experience.conversations.scripted_policy import schema
+from tests.trainer.experience.conversations.scripted_policy import call, converse, schema, settings
 from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.experience.conversations.calls import wait_for
 from trainer.experience.tools.code import CodeInterpreter
@@ -89,3 +90,15 @@ def test_search_asks_the_retrieval_server(url: str) -> None:
     result = json.loads(run(tool, query_list=["cats", "dogs"]))["result"]
     assert result == "Doc 1 (Title: cats)\nAbout cats.\n---\nDoc 1 (Title: cats)\nAbout cats."
     assert Handler.asked == [{"queries": ["cats", "dogs"], "topk": 1, "return_scores": True}]
+
+
+def test_a_sandbox_that_runs_no_programs_fails_the_conversation(tokenizer: Any, tmp_path: Path) -> None:
+    tool = {
+        "class_name": "code",
+        "config": {"sandbox_fusion_url": "http://127.0.0.1:1/run_code"},
+        "tool_schema": schema("python", "code"),
+    }
+    row, said = converse(tokenizer, settings(tmp_path, tool), [call("python", code="1"), call("python", code="2"), "x"])
+    assert row.scored is not None
+    assert (row.scored.cause, row.retried, len(said)) == ("environment_error", ("environment_error",), 2)
+    assert "UnreachableSandboxError: the sandbox at http://127.0.0.1:1/run_code does not answer" in row.scored.failure

@@ -272,6 +272,7 @@ def test_a_score_that_is_not_a_number_ends_the_run(tokenizer: Any, worlds: Path)
         ("def __init__(self, prompt): ...", "missing a required argument: 'prompt'"),
         ("def reset(self, prompt): ...", "Game.reset.* too many positional arguments"),
         ("def reset(self, prompt, seed): ...\n    def step(self): ...", "Game.step.* too many positional arguments"),
+        ("def reset(self, prompt, seed): ...", "Game has no method step"),
     ],
 )
 def test_an_environment_that_cannot_be_called_is_refused(tmp_path: Path, source: str, words: str) -> None:

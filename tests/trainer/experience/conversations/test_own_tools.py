@@ -90,3 +90,40 @@ def test_a_tool_that_cannot_be_made_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         Conversations(settings(own_package, entry), FakeEngines(tokenizer), tokenizer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("execute(self, instance_id, parameters, **kwargs)", "execute(self, instance_id, parameters)"), "agent_data"),
+        (("release(self, instance_id, **kwargs)", "release(self)"), "too many positional arguments"),
+        (("create(self, instance_id=None, **kwargs)", "create(self, instance_id)"), "instance_id"),
+    ],
+)
+def test_a_tool_that_cannot_be_called_is_refused(
+    tokenizer: Any, own_package: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], words: str
+) -> None:
+    assert change[0] in OWN
+    monkeypatch.delitem(sys.modules, "own_tools", raising=False)
+    source = OWN.replace(*change).replace("    @rollout_trace_op\n", "")
+    (own_package / "own_tools.py").write_text(source)
+    config = settings(own_package, {"class_name": "own_tools.Echo", "config": {}})
+    engines: Any = FakeEngines(tokenizer)
+    with pytest.raises(ConfigError, match=f"cannot be called as it will be: .*{words}"):
+        Conversations(config, engines, tokenizer)
+
+
+def test_a_user_that_cannot_be_called_is_refused(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_users.py").write_text(
+        "class User:\n"
+        "    def __init__(self, config): ...\n"
+        "    async def start_interaction(self, instance_id=None, **kwargs): ...\n"
+        "    async def generate_response(self, messages): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engines: Any = FakeEngines(tokenizer)
+    config = settings(tmp_path, users=[{"name": "user", "class_name": "own_users.User", "config": {}}])
+    with pytest.raises(ConfigError, match=r"generate_response.* cannot be called as it will be"):
+        Conversations(config, engines, tokenizer)

@@ -99,6 +99,19 @@ def test_a_program_that_fails_costs_its_trajectory(
     assert all(row.mask)
 
 
+def test_a_program_that_failed_starts_again(play: Callable[..., Any], tmp_path: Path) -> None:
+    once = f"""
+ask(messages)
+if not os.path.exists({str(tmp_path / "tried")!r}):
+    open({str(tmp_path / "tried")!r}, "w").close()
+    raise KeyError("lost")
+print(json.dumps({{"score": 0.5}}))
+"""
+    (row,), _ = play(once)
+    assert (row.scored.value, row.scored.cause, row.retried) == (0.5, None, ("program_error",))
+    assert (row.turns, row.seed != 100) == (1, True)
+
+
 def test_conversations_do_not_wait_for_each_other(play: Callable[..., Any]) -> None:
     """The second program stops until the first one has had both turns, which a lockstep would never let happen."""
     program = """

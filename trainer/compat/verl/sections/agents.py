@@ -63,6 +63,15 @@ def named_file(ours: str) -> Rule:
     return rule
 
 
+def users_file(_key: str, value: Value, given: Given) -> Translation:
+    """In verl, a simulated user that raises ends the run. A limit of time is ours, and so is what follows from it."""
+    if word(value) == "null":
+        return Translation({}, inherited=_AS_IN_VERL)
+    limited = "rollout.environment_timeout" in given
+    failures: dict[str, Value] = {} if limited else {"rollout.max_failed_share": 0.0}
+    return Translation({"rollout.interactions_file": value}, inherited={**_AS_IN_VERL, **failures})
+
+
 def turns(key: str, value: Value, given: Given) -> Translation:
     """The policy may speak once more than it is answered."""
     limits = []
@@ -85,7 +94,7 @@ RULES: dict[str, Rule] = {
     f"{_TURNS}.enable": multi_turn,
     f"{_TURNS}.tool_config_path": named_file("data.tools_file"),
     f"{_TURNS}.function_tool_path": refused("write the tools as classes, and name them in tool_config_path"),
-    f"{_TURNS}.interaction_config_path": named_file("rollout.interactions_file"),
+    f"{_TURNS}.interaction_config_path": users_file,
     f"{_TURNS}.max_assistant_turns": turns,
     f"{_TURNS}.max_turns": turns,
     f"{_TURNS}.max_user_turns": turns,

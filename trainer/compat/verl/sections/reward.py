@@ -84,13 +84,14 @@ def reward_manager(key: str, value: Value, given: Given) -> Translation:
 
 def function_path(_key: str, value: Value, given: Given) -> Translation:
     """verl waits for the function however long it takes. If it raises, the run ends; with the manager prime, the
-    response scores 0."""
+    response scores 0. Environments and tools are not meant: see `agents`."""
     inherited: dict[str, Value] = {}
     if has_function(given):
-        failures: dict[str, Value] = {"rollout.max_failed_share": 0.0}
+        failures: dict[str, Value] = {"reward.max_failed_share": 0.0}
         if manager_of(given) == "prime":
-            failures = {"rollout.max_failed_share": 1.0, "reward.failure_score": 0.0}
-        inherited = {"reward.timeout": 3600, **({} if "reward.failure_score" in given else failures)}
+            failures = {"reward.max_failed_share": 1.0, "reward.failure_score": 0.0}
+        ours = "reward.failure_score" in given or "rollout.max_failed_share" in given
+        inherited = {"reward.timeout": 3600, **({} if ours else failures)}
     return Translation({"reward.custom_function.path": value}, inherited=inherited)
 
 

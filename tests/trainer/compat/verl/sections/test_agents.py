@@ -82,3 +82,16 @@ def test_what_has_no_counterpart_is_refused(setting: str, reason: str) -> None:
 def test_multi_turn_without_tools_says_so() -> None:
     _, notes = loaded("multi_turn.enable=True")
     assert any("no tools and no interactions are given" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [
+        ([f"{ROLLOUT}.multi_turn.interaction_config_path=/users.yaml"], 0.0),  # a user that raises ends verl's run
+        ([f"{ROLLOUT}.multi_turn.interaction_config_path=/users.yaml", "rollout.environment_timeout=10"], 0.5),
+        ([f"{ROLLOUT}.multi_turn.tool_config_path=/tools.yaml"], 0.5),  # the policy reads what a tool raises
+    ],
+)
+def test_failures_of_users_end_the_run_as_in_verl(line: list[str], most: float) -> None:
+    config, _ = load_config([], line)
+    assert config.rollout.max_failed_share == most

@@ -95,17 +95,18 @@ def test_a_function_may_take_as_long_as_in_verl(section: str) -> None:
 @pytest.mark.parametrize(
     ("line", "most", "score"),
     [
-        ([], 0.0, None),  # the first that raises ends the run
-        (["reward_model.reward_manager=prime"], 1.0, 0.0),
-        (["rollout.max_failed_share=0.25"], 0.25, None),
-        (["reward.failure_score=0.0"], 0.5, 0.0),
+        ([], (0.0, 0.5), None),  # the first that raises ends the run; an environment of ours that fails does not
+        (["reward_model.reward_manager=prime"], (1.0, 0.5), 0.0),
+        (["rollout.max_failed_share=0.25"], (None, 0.25), None),
+        (["reward.failure_score=0.0"], (None, 0.5), 0.0),
     ],
 )
 def test_a_function_that_raises_does_what_it_does_in_verl_unless_a_setting_says_otherwise(
-    line: list[str], most: float, score: float | None
+    line: list[str], most: tuple[float | None, float], score: float | None
 ) -> None:
     config, _ = load_config([], ["custom_reward_function.path=/mine.py", *line])
-    assert (config.rollout.max_failed_share, config.reward.failure_score) == (most, score)
+    assert (config.reward.max_failed_share, config.rollout.max_failed_share) == most
+    assert config.reward.failure_score == score
 
 
 @pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
