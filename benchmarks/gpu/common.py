@@ -62,6 +62,7 @@ SHAPES = {
     "0.5B": Shape(896, 4864, 24, 14, 2, tied=True),
     "1.5B": Shape(1536, 8960, 28, 12, 2, tied=True),
     "7B": Shape(3584, 18944, 28, 28, 4, tied=False),
+    "14B": Shape(5120, 13824, 48, 40, 8, tied=False),
     "tiny": Shape(64, 128, 2, 2, 1, tied=True, vocabulary=1024),
 }
 

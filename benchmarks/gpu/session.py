@@ -193,6 +193,18 @@ PLAN = (
         grpo("7B", 16, 256, 1024, 0, "ours", f"{ADAPTERS} rollout.lora={lora}", tokens=0, suffix=f"-{lora}")
         for lora in ("adapters", "merged")
     ),
+    # Large models on one GPU, with defaults alone.
+    grpo("7B", 16, 256, 1024, 0, "ours", tokens=0, suffix="-defaults"),
+    grpo("14B", 16, 256, 1024, 0, "ours", ADAPTERS, tokens=0, suffix="-defaults"),
+    # Rows of 32k tokens, most of them prompt, so that generation is short.
+    *(
+        grpo("1.5B", 4, 30720, 1024, 0, side, "--samples 4", tokens=0, suffix="-long-prompts")
+        for side in ("ours", "verl")
+    ),
+    *(
+        Job(f"context-{shape}", f"{BENCH}context --shape {shape} --tokens {tokens} --parallel {ranks} --out $ROWS")
+        for shape, tokens, ranks in (("7B", 65536, "1 2 4"), ("1.5B", 32768, "1 2 4"))
+    ),
     Job(
         "rollout-7B",
         f"{BENCH}rollout --shape 7B --prompts 16 --samples 8 --prompt 256 --response 1024 --engines 1 --repeats 2 "

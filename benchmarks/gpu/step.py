@@ -241,7 +241,9 @@ def main() -> None:
     results = Results(options.out, "step")
     means = log_normal(*options.log_normal) if options.log_normal else geometric(options.mean) if options.mean else []
     name = "-".join(map(str, (options.shape, options.prompt, *(options.log_normal or [options.mean]))))
-    job = write_job(options.jobs / name, options.shape, options.prompt, means=means)
+    # Few prompts of great length: each trainer reads all of them before its first step.
+    prompts = min(2048, 2**22 // options.prompt)
+    job = write_job(options.jobs / name, options.shape, options.prompt, prompts, means)
     options.varies = bool(means)
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
     sides = ("ours", "verl") if options.side == "both" else (options.side,)
