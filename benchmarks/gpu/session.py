@@ -201,10 +201,6 @@ PLAN = (
         grpo("1.5B", 4, 30720, 1024, 0, side, "--samples 4", tokens=0, suffix="-long-prompts")
         for side in ("ours", "verl")
     ),
-    *(
-        Job(f"context-{shape}", f"{BENCH}context --shape {shape} --tokens {tokens} --parallel {ranks} --out $ROWS")
-        for shape, tokens, ranks in (("7B", 65536, "1 2 4"), ("1.5B", 32768, "1 2 4"))
-    ),
     Job(
         "rollout-7B",
         f"{BENCH}rollout --shape 7B --prompts 16 --samples 8 --prompt 256 --response 1024 --engines 1 --repeats 2 "
