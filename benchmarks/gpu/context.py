@@ -3,15 +3,15 @@
     python -m benchmarks.gpu.context --shape 7B --tokens 65536 --parallel 1 2 4 [--checkpointing false true]
 
 Forward pass, loss and backward pass of the training engine on one GPU, which has the work of one of P ranks: its share
-of the tokens, and in attention its share of the heads. Local copies of the same bytes replace the collectives;
-`exchanged_gib` is what such a rank would send in a step. Weights and gradients are whole and in bfloat16, without an
-optimizer. If memory is full, half the row is tried next. MFU is against the matrix rate measured in the same run.
+of the tokens, and in attention its share of the heads. Local copies of the same bytes replace the collectives. Weights
+and gradients are whole and in bfloat16, without an optimizer. If memory is full, half the row is tried next. MFU is
+against the matrix rate measured in the same run.
 """
 
 import argparse
 import gc
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ class LocalCopies(ContextGroup):
     """One of several members, which receives copies of what it sends itself."""
 
     members: int = 1
-    sent: list[int] = field(default_factory=list)  # bytes
 
     @property
     def rank(self) -> int:
@@ -50,7 +49,6 @@ class LocalCopies(ContextGroup):
 
     def exchange(self, parts: Tensor) -> Tensor:
         parts = parts.contiguous()
-        self.sent.append(parts.nbytes * (self.members - 1) // self.members)
         return torch.empty_like(parts).copy_(parts)
 
     def add_up(self, tensor: Tensor) -> Tensor:
@@ -139,8 +137,6 @@ def measure(
     engine.network.context = context
 
     def step(batch: Batch = batch) -> None:
-        if context is not None:
-            context.sent.clear()
         engine.accumulate_gradients(batch, policy_loss, limit)
         engine.optimizer.zero_grad()
 
@@ -159,7 +155,6 @@ def measure(
         matrix_tflops=round(options.rate / 1e12),
         peak_gib=round(peak / 2**30, 1),
         weights_gib=round(held / 2**30, 1),
-        exchanged_gib=0.0 if context is None else round(sum(context.sent) / 2**30, 2),
     )
 
 
