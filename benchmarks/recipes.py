@@ -73,7 +73,7 @@ def commands_of(checkout: Path) -> Iterator[tuple[Path, Command]]:
             except ScriptEndedError:
                 trainings = []
             if not trainings and "$#" in text and "1" not in variables:
-                variables |= {"1": "1", "2": "1"}  # it wants arguments
+                variables |= {"1": "8", "2": "1"}  # it wants arguments: processes of a node, and where to save
                 continue
             yield from ((path, command) for command in trainings)
             break
