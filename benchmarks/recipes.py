@@ -73,7 +73,7 @@ def commands_of(checkout: Path) -> Iterator[tuple[Path, Command]]:
             except ScriptEndedError:
                 trainings = []
             if not trainings and "$#" in text and "1" not in variables:
-                variables |= {"1": "1", "2": "1"}  # it wants arguments
+                variables |= {"1": "8", "2": "1"}  # it wants arguments: processes of a node, and where to save
                 continue
             yield from ((path, command) for command in trainings)
             break
@@ -180,8 +180,9 @@ HEAD = """# verl's published scripts
 `benchmarks/recipes.py` expands the scripts of three public snapshots (verl of January and August 2026, verl-recipe of
 August 2026) with bash, and reads every training command as its entry point would: translation, types, contradictions,
 division over the script's devices. It starts no GPU, no model and no run. A note names a key without effect on the
-result, or says what is different here. *Limits* are refusals only for experts or vision. Prompts with images are
-refused when they are read, which no table here counts.
+result, or says what is different here. *Limits* are refusals only for experts or vision. No table here counts what the
+model and the rows decide: mixtures of experts pass unless a key splits their experts, and prompts with images are
+refused when they are read.
 """
 LIMITS = ("experts", "there is no vision")
 
@@ -225,7 +226,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
 
 
 def _limited(outcome: Outcome) -> bool:
-    """Whether only context parallelism, experts or vision stand in the way."""
+    """Whether only experts or vision stand in the way."""
     return bool(outcome.problems) and all(any(word in str(problem) for word in LIMITS) for problem in outcome.problems)
 
 

@@ -171,7 +171,7 @@ class _Section:
 
     def argument_rules(self) -> dict[str, Rule]:
         """The rule of each argument of an optimizer."""
-        kernels = no_effect("the trainer chooses the kernels; results are the same")
+        kernels = no_effect("the trainer chooses its kernels, which may round differently")
         places = no_effect("see sharding.optimizer_offload; optimizer state is float32")
         return {
             **{theirs: to(f"{self._optimizer}.{ours}") for theirs, ours in _ARGUMENTS.items()},
