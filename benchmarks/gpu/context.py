@@ -11,7 +11,6 @@ optimizer. If memory is full, half the row is tried next. MFU is against the mat
 import argparse
 import gc
 import socket
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,12 +32,13 @@ from trainer.training.ranks.sharding import Execution
 LEAST_TOKENS = 64  # of a row
 
 
-@dataclass(frozen=True)
 class LocalCopies(ContextGroup):
-    """One of several members, which receives copies of what it sends itself."""
+    """One of several members, which receives copies of what it sends itself. `sent` counts the bytes."""
 
-    members: int = 1
-    sent: list[int] = field(default_factory=list)  # bytes
+    def __init__(self, members: int) -> None:
+        super().__init__(dist.group.WORLD)
+        self.members = members
+        self.sent = 0
 
     @property
     def rank(self) -> int:
@@ -50,7 +50,7 @@ class LocalCopies(ContextGroup):
 
     def exchange(self, parts: Tensor) -> Tensor:
         parts = parts.contiguous()
-        self.sent.append(parts.nbytes * (self.members - 1) // self.members)
+        self.sent += parts.nbytes * (self.members - 1) // self.members
         return torch.empty_like(parts).copy_(parts)
 
     def add_up(self, tensor: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def main() -> None:
                 "budget": options.budget,
             }
             try:
-                check_context_parallel(engine.network.language_model, ranks)
+                check_context_parallel(engine.network.language_model, "actor", ranks)
             except DataError as error:
                 results.add(**known, error=str(error), hint=error.hint)
                 continue
@@ -135,12 +135,12 @@ def measure(
     shape, on_gpu = SHAPES[options.shape], options.device.type == "cuda"
     prompt = tokens // 16
     batch, limit = make_batch(shape, 1, prompt, tokens - prompt, 0.0), MicroBatchLimit(1)
-    context = LocalCopies(dist.group.WORLD, ranks) if ranks > 1 else None
+    context = LocalCopies(ranks) if ranks > 1 else None
     engine.network.context = context
 
     def step(batch: Batch = batch) -> None:
         if context is not None:
-            context.sent.clear()
+            context.sent = 0
         engine.accumulate_gradients(batch, policy_loss, limit)
         engine.optimizer.zero_grad()
 
@@ -159,7 +159,7 @@ def measure(
         matrix_tflops=round(options.rate / 1e12),
         peak_gib=round(peak / 2**30, 1),
         weights_gib=round(held / 2**30, 1),
-        exchanged_gib=0.0 if context is None else round(sum(context.sent) / 2**30, 2),
+        exchanged_gib=0.0 if context is None else round(context.sent / 2**30, 2),
     )
 
 

@@ -7,7 +7,6 @@ What they predict is added up at the end, so that every member returns the numbe
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class ContextGroup:
     """The ranks that compute the same rows, and what they exchange. Every member must call each method.
 
@@ -24,7 +22,9 @@ class ContextGroup:
     one more copy of what is exchanged.
     """
 
-    group: dist.ProcessGroup
+    # No dataclass: FSDP2 would hand each layer a copy of it, as it does with tensors' containers.
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
 
     @property
     def rank(self) -> int:

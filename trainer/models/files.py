@@ -15,7 +15,9 @@ from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
 from trainer.models.model_class import check_causal, check_exported
+from trainer.models.networks import check_context_parallel
 from trainer.models.overrides import check_layers, with_overrides
+from trainer.models.pretrained import empty_language_model
 
 C = TypeVar("C", bound=WorkersConfig)
 
@@ -109,11 +111,13 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
 
     Raises DataError if a model is missing, of the wrong kind or more than a run would export, or if the vocabulary of
     critic or teacher is not the actor's.
-    Raises ConfigError if a role's training backend does not support its model.
+    Raises ConfigError if a role's training backend does not support its model, DataError if the ranks of
+    `sharding.context_parallel` cannot compute its rows together.
     """
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
     check_exported(actor, read_json(actor / "config.json"), "model.path")
+    _check_sharing("actor", config.actor, actor)
     _check_backend("actor", config.actor, actor)
     _check_positions(config, actor, longest)
     _check_heads(actor, config.rollout.tensor_parallel)
@@ -128,11 +132,13 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
                 hint="use a teacher of the same model family",
             )
         check_causal(teacher, read_json(teacher / "config.json"), "distillation.teacher")
+        _check_sharing("actor", config.actor, teacher)
         _check_positions(config, teacher)
     critic = config.critic.path
     if config.needs_critic:
         if critic is not None:
             _vocabulary_size(critic, "critic.path")
+        _check_sharing("critic", config.critic, critic or actor)
         _check_backend("critic", config.critic, critic or actor)
     if not config.needs_critic or critic is None:
         return
@@ -144,6 +150,12 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
         )
     check_causal(critic, read_json(critic / "config.json"), "critic.path")
     _check_positions(config, critic)
+
+
+def _check_sharing(role: str, settings: TrainedModelConfig, model: Path) -> None:
+    ranks, split = settings.sharding.context_parallel, settings.sharding.tensor_parallel
+    if ranks > 1:
+        check_context_parallel(empty_language_model(model), role, ranks, split)
 
 
 def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None:

@@ -160,15 +160,16 @@ def why_not_packed(language_model: nn.Module) -> str | None:
     return None
 
 
-def check_context_parallel(language_model: nn.Module, ranks: int, split: int = 1) -> None:
-    """Raises DataError if `ranks` ranks cannot compute a model's rows together while `split` ranks split its matrices.
+def check_context_parallel(language_model: nn.Module, role: str, ranks: int, split: int = 1) -> None:
+    """Raises DataError if `ranks` ranks of a role cannot compute a model's rows together while `split` ranks split its
+    matrices.
 
     The weights may be on any device, `meta` included.
     """
     if ranks == 1:
         return
     config = language_model.config.get_text_config()
-    setting = f"sharding.context_parallel={ranks}: {config.model_type}"
+    setting = f"{role}.sharding.context_parallel={ranks}: {config.model_type}"
     if (reason := why_not_packed(language_model)) is not None:
         raise DataError(
             f"{setting} models cannot be computed by several ranks together, because their rows cannot be packed: "

@@ -5,19 +5,27 @@ A choice changes memory and speed; results change only by the order in which num
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from trainer.config.tree import WorkersConfig
+from trainer.errors import DataError
+from trainer.models.networks import check_context_parallel
+from trainer.models.pretrained import empty_language_model
 from trainer.planning.activations import bytes_per_token, gathered_bytes, pass_bytes
 from trainer.planning.memory import (
     GIB,
     GRAPHS_GIB,
     TYPE_BYTES,
     Share,
+    away_gib,
     by_device,
     copied_gib,
+    model_of,
     settings_of,
     shares,
     size_of,
@@ -69,10 +77,13 @@ def with_choices(config: WorkersConfig, placement: Placement) -> tuple[WorkersCo
     if placement["actor"][0].device == "cpu" or unknown or size is None:
         return config, made
     roles = ("actor", "critic")
-    steps: list[Callable[[_Machine], Iterator[Choice]]] = [partial(_passes, role=role) for role in roles]
-    steps += [partial(_traffic, role=role, key=key) for key in TRAFFIC for role in roles]
+    steps: list[Callable[[_Machine], Iterator[Choice]]] = [_offload]
+    steps += [partial(_context, role=role) for role in roles]
+    steps.append(_offload)  # what did not suffice for whole rows may do for a part of each
     if "rollout" in placement:
-        steps = [_sequences, _cache, *steps]
+        steps += [_sequences, _cache]
+    steps += [partial(_passes, role=role) for role in roles]
+    steps += [partial(_traffic, role=role, key=key) for key in TRAFFIC for role in roles]
     for step in steps:
         for choice in step(_Machine(config, placement, size)):
             config = with_setting(config, choice.key, choice.value)
@@ -104,6 +115,43 @@ class _Machine:
     def row_of_rank(self, role: str) -> int:
         """Tokens of the longest row that a rank of the role computes."""
         return math.ceil(self.row / settings_of(self.config, role).sharding.context_parallel)
+
+    def shared_row_of_rank(self, role: str) -> int:
+        """The same for a prompt with several responses, as far as sharing it saves a fifth of the tokens or more."""
+        settings, (prompt, response) = settings_of(self.config, role), self.config.longest_row
+        samples = self.config.rollout.samples_per_prompt if "rollout" in self.placement else 1
+        together = min(prompt + samples * response, 4 * prompt) if settings.share_prompts else 0
+        return math.ceil(together / settings.sharding.context_parallel)
+
+    def passes_room(self, role: str) -> float:
+        """GiB for the activations of a pass of the role on its fullest device."""
+        settings, size, slots = settings_of(self.config, role), size_of(self.config, role), self.placement[role]
+        assert size is not None
+        fixed = pass_bytes(size, settings, self.type_bytes, len(slots), tokens=0) / GIB
+        working = next(share.working for share in self.shares if share.role == role)
+        away = away_gib(self.config, role, len(slots), slots[0].device)
+        return self.room(role) - working + away - fixed
+
+    def fitting(self, role: str, checkpointing: bool) -> int:
+        """Tokens of a micro-batch for which a rank of the role has room."""
+        settings, size = settings_of(self.config, role), size_of(self.config, role)
+        assert size is not None
+        needed = bytes_per_token(size, settings, self.type_bytes, checkpointing)
+        return max(0, int(self.passes_room(role) * GIB / needed))
+
+    def chooses_passes(self, role: str) -> bool:
+        """Whether the micro-batches of a role are left to choose."""
+        given = settings_of(self.config, role).model_fields_set & {"micro_batch_size", "micro_batch_tokens"}
+        return role in self.placement and size_of(self.config, role) is not None and not given
+
+    @property
+    def rows_fit(self) -> bool:
+        """Whether each role has room for a row in a pass, if it computes activations again, and for some tokens."""
+        return all(
+            self.fitting(role, checkpointing=True) >= max(self.row_of_rank(role), FEW_TOKENS)
+            for role in self.config.trained
+            if self.chooses_passes(role)
+        )
 
     @property
     def responses_per_engine(self) -> int:
@@ -178,27 +226,74 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
     yield Choice("rollout.kv_cache_gib", _rounded(min(wanted, free)), reason)
 
 
-def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
-    config = machine.config
-    settings = settings_of(config, role)
-    given, size = settings.model_fields_set, size_of(config, role)
-    if role not in machine.placement or size is None or given & {"micro_batch_size", "micro_batch_tokens"}:
+def _context(machine: _Machine, role: str) -> Iterator[Choice]:
+    if not machine.chooses_passes(role):
         return
-    share_of_role = next(share for share in machine.shares if share.role == role)
-    fixed = pass_bytes(size, settings, machine.type_bytes, len(machine.placement[role]), tokens=0) / GIB
-    room, row = max(0.0, machine.room(role) - share_of_role.working - fixed), machine.row_of_rank(role)
+    settings, row, fits = settings_of(machine.config, role), machine.row, machine.fitting(role, checkpointing=True)
+    split, on_nodes = settings.sharding.tensor_parallel, Counter(slot.node.id for slot in machine.placement[role])
+    if fits >= row or "context_parallel" in settings.sharding.model_fields_set or settings.backend != "fsdp":
+        return
+    for ranks in range(2, min(on_nodes.values()) // split + 1):
+        if fits * ranks < row or any(on_node % (ranks * split) for on_node in on_nodes.values()):
+            continue
+        with suppress(DataError):  # another size may divide the heads
+            check_context_parallel(empty_language_model(model_of(machine.config, role)), role, ranks, split)
+            reason = f"a row may have {row:,} tokens, and a GPU has room for {fits:,}"
+            yield Choice(f"{role}.sharding.context_parallel", ranks, reason)
+            return
 
-    def fitting(checkpointing: bool) -> int:
-        return int(room * GIB / bytes_per_token(size, settings, machine.type_bytes, checkpointing))
 
-    checkpointing = settings.activation_checkpointing
-    if "activation_checkpointing" not in given and fitting(False) < max(row, FEW_TOKENS):
+def _offload(machine: _Machine) -> Iterator[Choice]:
+    if machine.rows_fit:
+        return
+    for saving, offloaded in _offloads(machine):
+        if offloaded.rows_fit:
+            reason = "without it passes have no room for a row, or for few tokens"
+            yield from (Choice(key, True, reason) for key in saving)
+            return
+
+
+def _offloads(machine: _Machine) -> Iterator[tuple[list[str], _Machine]]:
+    """Settings that were not given and leave more room to passes, those that cost least first, and what they leave."""
+    config = machine.config
+    reference = ["reference.param_offload"] if "reference" in machine.placement else []
+    states = [f"{role}.sharding.optimizer_offload" for role, section in config.trained.items() if not section.lora.rank]
+    weights = [f"{role}.sharding.param_offload" for role in config.trained]
+    for saving in (reference, states, reference + states, reference + states + weights):
+        left = [key for key in saving if not _is_given(config, key)]
+        changed = config
+        for key in left:
+            changed = with_setting(changed, key, True)
+        yield left, replace(machine, config=changed)
+
+
+def _is_given(config: WorkersConfig, key: str) -> bool:
+    *sections, name = key.split(".")
+    section: Any = config
+    for part in sections:
+        section = getattr(section, part)
+    return name in section.model_fields_set
+
+
+def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
+    if not machine.chooses_passes(role):
+        return
+    settings, size = settings_of(machine.config, role), size_of(machine.config, role)
+    assert size is not None
+    room, row = max(0.0, machine.passes_room(role)), machine.row_of_rank(role)
+    checkpointing, without = settings.activation_checkpointing, machine.fitting(role, checkpointing=False)
+    if "activation_checkpointing" not in settings.model_fields_set and without < max(row, FEW_TOKENS):
         checkpointing = True
-        reason = f"without it {fitting(False):,} tokens fit into a micro-batch, and a row may have {row:,}"
+        reason = f"without it {without:,} tokens fit into a micro-batch, and a row may have {row:,}"
         yield Choice(f"{role}.activation_checkpointing", True, reason)
-    fits = fitting(checkpointing)
-    most = max(row, TOKENS_OF_A_SMALL_MODEL if 0 < size.parameters < SMALL else TOKENS)
-    reason = f"{fits:,} fit into {room:.1f} GiB" + (f", more than {most:,} are not faster" if fits > most else "")
+    fits, shared = machine.fitting(role, checkpointing), machine.shared_row_of_rank(role)
+    fast = max(row, TOKENS_OF_A_SMALL_MODEL if 0 < size.parameters < SMALL else TOKENS)
+    most = max(fast, shared)
+    reason = f"{fits:,} fit into {room:.1f} GiB"
+    if fits > most:
+        reason += f", more than {most:,} are not faster"
+    if shared > fast:
+        reason += "; responses share a long prompt in a micro-batch"
     yield Choice(f"{role}.micro_batch_tokens", max(row, min(most, fits // 1024 * 1024)), reason)
 
 

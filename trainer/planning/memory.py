@@ -173,7 +173,19 @@ def _gib(
     states = weights * settings.optimizer.states
     leaving = weights * settings.sharding.param_offload + states * settings.sharding.optimizer_offload
     leaving *= on_gpu
-    return weights + states - leaving, gradients + leaving, _passes_gib(config, role, ranks, device)
+    passes = _passes_gib(config, role, ranks, device)
+    return weights + states - leaving, gradients + leaving, max(0.0, passes - away_gib(config, role, ranks, device))
+
+
+def away_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:
+    """GiB of a rank's optimizer state that is on the GPU in the role's turn, but not during its passes: a turn with one
+    optimizer step loads it when the activations are freed."""
+    settings = settings_of(config, role)
+    several = settings.ppo_epochs > 1 or config.responses > settings.mini_batch_size
+    if device == "cpu" or several or settings.lora.rank or not settings.sharding.optimizer_offload:
+        return 0.0
+    parameters = parameter_count(model_of(config, role)) / GIB / (settings.sharding.shard_size or ranks)
+    return parameters * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
 
 
 def _passes_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:

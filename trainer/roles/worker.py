@@ -168,6 +168,7 @@ class TrainingWorker:
             OPTIMIZERS[settings.optimizer.name],
             settings.optimizer.arguments,
             partial(settings.schedule.factor, run_steps=self.run_steps),
+            settings.optimizer.decay_biases_and_norms,
         )
 
     def forward(self, batch: Batch) -> Tensor:

@@ -54,7 +54,8 @@ def _constant(_update: int) -> float:
 class OptimizerSettings:
     """`kind` and `arguments` name a class of torch.optim and its further arguments.
 
-    `factor` gives the factor on the learning rate at an update, counted from 0.
+    `factor` gives the factor on the learning rate at an update, counted from 0. Without `decay_vectors`, weight decay
+    leaves out weights of one dimension.
     """
 
     learning_rate: float
@@ -64,6 +65,7 @@ class OptimizerSettings:
     kind: Optimizer = OPTIMIZERS["adamw"]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     factor: Callable[[int], float] = _constant
+    decay_vectors: bool = True
 
 
 class TrainingEngine:
@@ -119,8 +121,15 @@ class TrainingEngine:
         kernels: dict[str, bool | None] = {"foreach": None if self.peers is None else False}
         if settings.kind.fused:
             kernels["fused"] = self.device.type == "cuda" and self.peers is None
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": trained}]
+        if not settings.decay_vectors:
+            groups = [
+                {"params": [parameter for parameter in trained if parameter.ndim > 1]},
+                {"params": [parameter for parameter in trained if parameter.ndim == 1], "weight_decay": 0.0},
+            ]
         return getattr(torch.optim, settings.kind.torch)(
-            [parameter for parameter in self.network.parameters() if parameter.requires_grad],
+            [group for group in groups if group["params"]],
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             **settings.arguments,

@@ -52,13 +52,13 @@ def test_ranks_that_share_rows_compute_what_one_does(
 def test_models_that_ranks_cannot_share_are_refused(family: str, ranks: int, split: int, reason: str) -> None:
     with torch.device("meta"):
         model = language_model(family)
-    with pytest.raises(DataError, match=f"sharding.context_parallel={ranks}: {family}") as refused:
-        check_context_parallel(model, ranks, split)
+    with pytest.raises(DataError, match=f"critic.sharding.context_parallel={ranks}: {family}") as refused:
+        check_context_parallel(model, "critic", ranks, split)
     assert re.search(reason, f"{refused.value} {refused.value.hint}")
-    check_context_parallel(model, 1, split)
+    check_context_parallel(model, "critic", 1, split)
 
 
 def test_members_may_outnumber_key_value_heads_or_not_divide_them() -> None:
     model = language_model("qwen3", {"num_attention_heads": 12, "num_key_value_heads": 4})
     for ranks in (1, 2, 3, 4, 6, 12):
-        check_context_parallel(model, ranks)
+        check_context_parallel(model, "critic", ranks)

@@ -211,6 +211,16 @@ def test_attention_heads_are_divided_among_the_devices_of_an_engine(
     assert caught.value.hint == f"set it to one of {fitting}"
 
 
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_ranks_that_cannot_share_the_heads_of_a_model_are_refused(role: str, model: Path, tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 48}
+    other = changed(model, tmp_path / "other", "config.json", lambda c: c.update(sizes))
+    config = {"model": {"path": other}, "algorithm": {"advantage": "gae"}, role: {"sharding": {"context_parallel": 4}}}
+    with pytest.raises(DataError, match=rf"{role}\.sharding\.context_parallel=4") as caught:
+        check_models(Config.model_validate(config))
+    assert caught.value.hint == "set it to one of 1, 2, 3, 6"
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     path = changed(model, tmp_path / "small", "config.json", lambda c: c.update(vocab_size=100))

@@ -1,5 +1,6 @@
 """The settings that follow from model, lengths and memory, on GPUs that need not be here."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,40 @@ def test_ranks_that_compute_rows_together_need_room_for_a_part_of_a_row(plan: Ca
     alone = chosen(plan("7B", 4, H100, **sections))
     together = chosen(plan("7B", 4, H100, **sections, actor={"sharding": {"context_parallel": 2}}))
     assert (alone["actor.micro_batch_tokens"], together["actor.micro_batch_tokens"]) == (32768, 16384)
+
+
+def test_ranks_compute_a_row_together_that_is_too_long_for_one(plan: Callable[..., Plan], models: Path) -> None:
+    qwen2 = write_sizes("7B", models / "qwen2")
+    config = json.loads((qwen2 / "config.json").read_text())
+    (qwen2 / "config.json").write_text(json.dumps({**config, "model_type": "qwen2"}))
+    long, longer, longest = (plan("qwen2", 8, H100, **grpo(128, 1024, length)) for length in (64_512, 500_000, 900_000))
+    assert "actor.sharding.context_parallel" not in chosen(long)
+    assert chosen(longer)["actor.sharding.context_parallel"] == 4
+    assert chosen(longer)["actor.micro_batch_tokens"] == 501_024 / 4
+    assert "a row may have 501,024 tokens" in reasons(longer)["actor.sharding.context_parallel"]
+    # Eight ranks would have room, but do not divide 28 heads.
+    assert "actor.sharding.context_parallel" not in chosen(longest)
+
+
+def test_all_weights_of_7b_train_on_one_gpu_by_default(plan: Callable[..., Plan]) -> None:
+    sections = grpo(16, 256, 1024) | {"actor": {"mini_batch_size": 128, "kl_loss_coefficient": 0.001}}
+    planned = plan("7B", 1, H200, **sections)
+    assert chosen(planned)["actor.sharding.optimizer_offload"] is True
+    assert chosen(planned)["actor.micro_batch_tokens"] >= 8192
+    assert tight(planned.shares) is None
+    kept = plan("7B", 1, H200, **sections | {"actor": {**sections["actor"], "sharding": {"optimizer_offload": False}}})
+    assert "actor.sharding.optimizer_offload" not in chosen(kept)
+
+
+def test_a_small_model_stays_on_its_gpu(plan: Callable[..., Plan]) -> None:
+    assert not [key for key in chosen(plan("1.5B", 1, H200, **grpo(64, 512, 2048))) if "offload" in key]
+
+
+def test_responses_to_a_long_prompt_fit_into_a_micro_batch_with_it(plan: Callable[..., Plan]) -> None:
+    planned = plan("1.5B", 1, H200, **grpo(16, 30_720, 1024))
+    assert chosen(planned)["actor.micro_batch_tokens"] == 30_720 + 8 * 1024
+    apart = plan("1.5B", 1, H200, **grpo(16, 30_720, 1024), actor={"share_prompts": False})
+    assert chosen(apart)["actor.micro_batch_tokens"] == 30_720 + 1024
 
 
 def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(plan: Callable[..., Plan]) -> None:

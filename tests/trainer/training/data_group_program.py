@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tests.trainer.training.loss_program import sampled
 from tests.trainer.training.rank_program import loss, network
 from trainer.cluster.place import RankPlace
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.config.tree import Config
-from trainer.models.networks import PolicyNetwork
-from trainer.models.packing import PackedRows
 from trainer.roles.actor import ActorWorker
 from trainer.roles.worker import micro_batch_limit
 from trainer.training.engine import OptimizerSettings, TrainingEngine
@@ -55,21 +52,6 @@ CASES: dict[int, list[tuple[Rows, dict[str, int]]]] = {
 }
 
 
-class Together(PolicyNetwork):
-    """A network as the engine expects it in a context group: each member returns the numbers of all tokens, and its
-    gradient is that of the whole loss through its own ones."""
-
-    def forward(self, rows: PackedRows) -> tuple[Tensor, ...]:
-        group, self.context = self.context, None
-        outputs = super().forward(rows)
-        self.context = group
-        if group is None:
-            return outputs
-        assert rows.token_ids.shape[1] % group.size == 0
-        of_member = torch.arange(outputs[0].numel()).view(outputs[0].shape) % group.size == group.rank
-        return tuple(values.where(of_member, values.detach()) for values in outputs)
-
-
 def found(case: Rows, sharding: dict[str, int]) -> dict[str, Any]:
     """Log-probs in the order of the rows, gradient and metrics of one mini-batch, metrics and weights of a step."""
     settings = ShardingConfig(**sharding)
@@ -78,7 +60,7 @@ def found(case: Rows, sharding: dict[str, int]) -> dict[str, Any]:
     config = Config.model_validate(sections)
     worker = ActorWorker(config, RankPlace(dist.get_rank(), dist.get_world_size(), "127.0.0.1", "cpu"))
     execution = Execution(torch.device("cpu"), torch.float32, sharding=settings)
-    worker.engine = TrainingEngine(Together(network().language_model, 0.7), execution, SETTINGS)
+    worker.engine = TrainingEngine(network(), execution, SETTINGS)
     group = dist.get_rank() // settings.ranks_per_data_group
     groups, batch = dist.get_world_size() // settings.ranks_per_data_group, sampled().rows(slice(case.rows))
     shards = batch.shards(groups)

@@ -33,6 +33,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 CASES = {name: OptimizerConfig(name=name, **CHOSEN.get(name, {})) for name in OPTIMIZERS}
 CASES["sgd without momentum"] = OptimizerConfig(name="sgd")
+CASES["adamw, decay of matrices only"] = OptimizerConfig(name="adamw", decay_biases_and_norms=False)
 
 
 def new_engine(config: OptimizerConfig, dtype: torch.dtype = torch.float32, **sharding: Any) -> TrainingEngine:
@@ -43,6 +44,7 @@ def new_engine(config: OptimizerConfig, dtype: torch.dtype = torch.float32, **sh
         kind=OPTIMIZERS[config.name],
         arguments=config.arguments,
         factor=lambda update: SCHEDULE.factor(update, UPDATES),
+        decay_vectors=config.decay_biases_and_norms,
     )
     execution = Execution(torch.device("cpu"), dtype, sharding=ShardingConfig(**sharding))
     return TrainingEngine(network().to(dtype), execution, settings)
@@ -65,7 +67,9 @@ def plain_weights(engine: TrainingEngine, config: OptimizerConfig, rows: Batch) 
     """
     whole = network()
     kind = getattr(torch.optim, OPTIMIZERS[config.name].torch)
-    optimizer = kind(whole.parameters(), lr=1e-2, weight_decay=0.1, **config.arguments)
+    decays = [0.1 if config.decay_biases_and_norms or weight.ndim > 1 else 0.0 for weight in whole.parameters()]
+    groups = [{"params": [weight], "weight_decay": d} for weight, d in zip(whole.parameters(), decays, strict=True)]
+    optimizer = kind(groups, lr=1e-2, **config.arguments)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: SCHEDULE.factor(update, UPDATES))
 
     def follow(*_: object) -> None:

@@ -24,6 +24,9 @@ class OptimizerConfig(Section):
     name: OptimizerName = Field(
         "adamw", description="optimizer of torch.optim. adafactor and muon need whole matrices, which no rank holds"
     )
+    decay_biases_and_norms: bool = Field(
+        True, description="false: weight_decay leaves out biases and norms, that is weights of one dimension"
+    )
 
     @model_validator(mode="after")
     def _every_setting_is_read(self) -> Self:

@@ -55,10 +55,10 @@ class _Section:
         default = ENGINES[engine].schedule if engine in ENGINES else "constant"
         return next((name for name in chosen if name != "null"), default)
 
-    def weight_decay(self, key: str, value: Value, given: Given) -> Translation:
-        note = f"{key}={value}: also decays biases and weights of normalisations, which Megatron's optimizer leaves out"
-        differs = self._megatron(given) and number(value) != 0 and self._role.differs(given)
-        return Translation({f"{self._role.ours}.weight_decay": value}, note if differs else "")
+    def weight_decay(self, _key: str, value: Value, given: Given) -> Translation:
+        """Megatron's optimizer leaves out biases and norms."""
+        decayed = {f"{self._role.ours}.optimizer.decay_biases_and_norms": False} if self._megatron(given) else {}
+        return Translation({f"{self._role.ours}.weight_decay": value, **decayed})
 
     def optimizer(self, key: str, value: Value, given: Given) -> Translation:
         names = {**_NAMES, "adam": "adamw"} if self._megatron(given) else _NAMES  # Megatron's Adam decouples the decay

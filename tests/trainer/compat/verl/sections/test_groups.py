@@ -213,14 +213,14 @@ def test_an_engine_brings_its_default_schedule(line: list[str], schedule: str, l
     )
 
 
-def test_weight_decay_differs_from_megatron_s_and_a_note_says_so() -> None:
-    key = f"{ACTOR}.optim.weight_decay"
-    config, notes = load_config([], [WITH_MEGATRON, f"{key}=0.1"])
-    assert config.actor.weight_decay == 0.1
-    assert notes[1:] == [
-        f"{key}=0.1: also decays biases and weights of normalisations, which Megatron's optimizer leaves out"
-    ]
-    assert len(load_config([], [WITH_MEGATRON, f"{key}=0"])[1]) == 1
+def test_as_in_megatron_weight_decay_leaves_out_biases_and_norms() -> None:
+    config, notes = load_config(["verl"], [WITH_MEGATRON, f"{ACTOR}.optim.weight_decay=0.1"])
+    assert (config.actor.weight_decay, config.actor.optimizer.decay_biases_and_norms) == (0.1, False)
+    assert not [note for note in notes if "weight_decay" in note]
+    by_default, _ = load_config(["verl"], [WITH_MEGATRON])
+    assert (by_default.actor.weight_decay, by_default.actor.optimizer.decay_biases_and_norms) == (0.01, False)
+    fsdp, _ = load_config(["verl"], [f"{ACTOR}.optim.weight_decay=0.1"])
+    assert fsdp.actor.optimizer.decay_biases_and_norms
 
 
 def test_megatron_s_type_is_the_run_s() -> None:
