@@ -144,6 +144,12 @@ class _Machine:
         given = settings_of(self.config, role).model_fields_set & {"micro_batch_size", "micro_batch_tokens"}
         return role in self.placement and size_of(self.config, role) is not None and not given
 
+    def sharded_alike(self, role: str) -> list[str]:
+        """The roles whose ranks are divided by the settings of this one."""
+        settings = settings_of(self.config, role)
+        sharded = (like for like in self.placement if like not in ("rollout", "reward"))
+        return [like for like in sharded if settings_of(self.config, like) is settings]
+
     @property
     def rows_fit(self) -> bool:
         """Whether each role has room for a row in a pass, if it computes activations again, and for some tokens."""
@@ -229,15 +235,18 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
 def _context(machine: _Machine, role: str) -> Iterator[Choice]:
     if not machine.chooses_passes(role):
         return
-    settings, row, fits = settings_of(machine.config, role), machine.row, machine.fitting(role, checkpointing=True)
-    split, on_nodes = settings.sharding.tensor_parallel, Counter(slot.node.id for slot in machine.placement[role])
+    config, row, fits = machine.config, machine.row, machine.fitting(role, checkpointing=True)
+    settings = settings_of(config, role)
+    split, alike = settings.sharding.tensor_parallel, machine.sharded_alike(role)
+    on_nodes = [n for like in alike for n in Counter(slot.node.id for slot in machine.placement[like]).values()]
     if fits >= row or "context_parallel" in settings.sharding.model_fields_set or settings.backend != "fsdp":
         return
-    for ranks in range(2, min(on_nodes.values()) // split + 1):
-        if fits * ranks < row or any(on_node % (ranks * split) for on_node in on_nodes.values()):
+    for ranks in range(2, min(on_nodes) // split + 1):
+        if fits * ranks < row or any(on_node % (ranks * split) for on_node in on_nodes):
             continue
         with suppress(DataError):  # another size may divide the heads
-            check_context_parallel(empty_language_model(model_of(machine.config, role)), role, ranks, split)
+            for model in {model_of(config, like) for like in alike}:
+                check_context_parallel(empty_language_model(model), role, ranks, split)
             reason = f"a row may have {row:,} tokens, and a GPU has room for {fits:,}"
             yield Choice(f"{role}.sharding.context_parallel", ranks, reason)
             return

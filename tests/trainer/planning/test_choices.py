@@ -123,6 +123,22 @@ def test_ranks_compute_a_row_together_that_is_too_long_for_one(plan: Callable[..
     assert "actor.sharding.context_parallel" not in chosen(longest)
 
 
+def test_ranks_share_rows_only_where_reference_and_teacher_can(plan: Callable[..., Plan], models: Path) -> None:
+    heads = {"heads28": 28, "heads18": 18}
+    for name, number in heads.items():
+        config = write_sizes("7B", models / name) / "config.json"
+        shape = {"model_type": "qwen2", "num_attention_heads": number, "num_key_value_heads": 2}
+        config.write_text(json.dumps(json.loads(config.read_text()) | shape))
+    sections = grpo(128, 1024, 500_000)
+    setting = "actor.sharding.context_parallel"
+    assert chosen(plan("heads28", 8, H100, **sections))[setting] == 4
+    six = {"device_mapping": {"reference": "0,1,2,3,4,5"}}
+    assert setting not in chosen(plan("heads28", 8, H100, **sections, **six))
+    for teacher, expected in (("heads28", 4), ("heads18", None)):
+        taught = {"distillation": {"teacher": models / teacher}}
+        assert chosen(plan("heads28", 8, H100, **sections, **taught)).get(setting) == expected
+
+
 def test_all_weights_of_7b_train_on_one_gpu_by_default(plan: Callable[..., Plan]) -> None:
     sections = grpo(16, 256, 1024) | {"actor": {"mini_batch_size": 128, "kl_loss_coefficient": 0.001}}
     planned = plan("7B", 1, H200, **sections)

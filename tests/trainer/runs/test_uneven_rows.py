@@ -4,31 +4,40 @@ import pytest
 
 from tests.trainer.whole_run import Runs
 
+TRAINED = ("actor", "critic")
 
-def first_step(runs: Runs, name: str, *settings: str) -> dict[str, float]:
-    """The metrics of a step with nine responses and three mini-batches of three."""
+
+def second_step(runs: Runs, name: str, *settings: str) -> dict[str, float]:
+    """The metrics of the second of two steps with nine responses and three mini-batches of three."""
     run = runs.start(
         name,
         "data.train_batch_size=3",
         "rollout.samples_per_prompt=3",
         "rollout.engine=transformers",
-        "algorithm.advantage=grpo",
-        "actor.mini_batch_size=3",
-        "actor.optimizer.epsilon=1e-3",
-        "actor.shuffle=false",
-        "trainer.total_steps=1",
+        *(f"{role}.mini_batch_size=3" for role in TRAINED),
+        *(f"{role}.optimizer.epsilon=1e-3" for role in TRAINED),
+        *(f"{role}.shuffle=false" for role in TRAINED),
+        "trainer.total_steps=2",
         "trainer.test_freq=-1",
         *settings,
     )
     run.succeed()
-    return run.results(1)
+    return run.results(2)
 
 
-def test_rows_that_do_not_divide_train_like_those_of_ranks_that_compute_all(runs: Runs) -> None:
-    uneven = first_step(runs, "uneven")
-    together = first_step(runs, "together", "actor.sharding.tensor_parallel=2")
-    assert uneven["actor/gradient_norm"] > 0
+@pytest.fixture(scope="module")
+def uneven(runs: Runs) -> dict[str, float]:
+    return second_step(runs, "uneven")
+
+
+@pytest.mark.parametrize("setting", ["tensor_parallel", "context_parallel"])
+def test_rows_that_do_not_divide_train_like_those_of_ranks_that_compute_all(
+    runs: Runs, uneven: dict[str, float], setting: str
+) -> None:
+    together = second_step(runs, setting, *(f"{role}.sharding.{setting}=2" for role in TRAINED))
+    for role in TRAINED:
+        assert uneven[f"{role}/gradient_norm"] > 0
     assert uneven["rollout/log_prob_difference"] < 1e-3
     for name, value in uneven.items():
-        if name.startswith(("actor/", "reference/", "rollout/", "response")):
+        if name.startswith(("actor/", "critic/", "reference/", "rollout/", "response")):
             assert together[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
