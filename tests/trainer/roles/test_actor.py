@@ -45,7 +45,7 @@ def step_of(trained: list[bool]) -> Batch:
 
 
 def test_a_step_in_which_no_token_trains_measures_nothing_and_rings_no_watchdog() -> None:
-    metrics = actor().update(step_of([False] * 4))
+    metrics = actor().update(step_of([False] * 4), [2, 2])
     assert metrics["actor/gradient_norm"] == 0.0
     assert not {f"actor/{name}" for name in TOKENS} & metrics.keys()
     watchdogs = Watchdogs(WatchdogsConfig.model_validate({"entropy": {"action": "stop", "threshold": 0.05}}))
@@ -53,6 +53,6 @@ def test_a_step_in_which_no_token_trains_measures_nothing_and_rings_no_watchdog(
 
 
 def test_a_mini_batch_in_which_no_token_trains_does_not_lower_the_means() -> None:
-    whole, half = actor().update(step_of([True] * 4)), actor().update(step_of([False, False, True, True]))
+    whole, half = (actor().update(step_of(trained), [2, 2]) for trained in ([True] * 4, [False, False, True, True]))
     assert half["actor/entropy"] == pytest.approx(whole["actor/entropy"], rel=0.02)  # near log(50), not half of it
     assert half["actor/gradient_norm"] == pytest.approx(whole["actor/gradient_norm"] / 2, rel=0.5)

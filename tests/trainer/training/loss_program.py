@@ -72,7 +72,7 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         engine.optimizer.zero_grad()
     failed = whole.with_(response_mask=whole.response_mask & answered().unsqueeze(1), counted=answered())
     for (name, part), mode in itertools.product((("failed", failed), ("alone", whole.rows(answered()))), MODES):
-        rows = part.rows(part.shards(world_size)[rank])
+        rows = part.rows(part.shards(world_size)[rank].rows)
         metrics = engine.accumulate_gradients(rows, worker("ppo", mode, world_size).loss, MicroBatchLimit(3))
         gradients = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
         results[name, mode, 3] = gradients, metrics
