@@ -13,7 +13,9 @@ REPOSITORY = Path(__file__).parents[3]
 def run_ranks(program: Path, world_size: int, directory: Path) -> None:
     """Runs `program RANK WORLD_SIZE PORT DIRECTORY` once for each rank; all have to succeed."""
     store = open_store("127.0.0.1", world_size, timeout=60)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    # In the image the tests' packages are found by this variable.
+    path = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     arguments = [str(world_size), str(store.port), str(directory)]
     ranks = [
         subprocess.Popen([sys.executable, program, str(rank), *arguments], env=environment)

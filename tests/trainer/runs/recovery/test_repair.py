@@ -61,7 +61,7 @@ def test_a_replaced_engine_gets_the_broadcast_weights_even_if_the_actor_has_lear
     engines = Engines(rollout, actor, by_broadcast, on_shared_gpus=False)
     engines.start()
     responses = engines.generate(REQUESTS)
-    actor.call(ActorRole.update, batch(responses))
+    actor.call(ActorRole.update, batch(responses), [len(REQUESTS)])
     engine_process().kill()
     assert engines.generate(REQUESTS) == responses
     assert engines.take_repairs() == 1
@@ -69,7 +69,7 @@ def test_a_replaced_engine_gets_the_broadcast_weights_even_if_the_actor_has_lear
     assert engines.take_repairs() == 0
     learned = engines.generate(REQUESTS)
     assert all(earlier.token_ids != later.token_ids for earlier, later in zip(learned, responses, strict=True))
-    actor.call(ActorRole.update, batch(learned))
+    actor.call(ActorRole.update, batch(learned), [len(REQUESTS)])
     engine_process().kill()
     engines.sync_weights()  # which a peer of the broadcast does not hear
     assert engines.take_repairs() == 1
