@@ -17,7 +17,6 @@ from trainer.models.backend import training_backend
 from trainer.models.model_class import check_causal, check_exported
 from trainer.models.networks import check_context_parallel
 from trainer.models.overrides import check_layers, with_overrides
-from trainer.models.pretrained import empty_language_model
 
 C = TypeVar("C", bound=WorkersConfig)
 
@@ -155,6 +154,8 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
 def _check_sharing(role: str, settings: TrainedModelConfig, model: Path) -> None:
     ranks, split = settings.sharding.context_parallel, settings.sharding.tensor_parallel
     if ranks > 1:
+        from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
+
         check_context_parallel(empty_language_model(model), role, ranks, split)
 
 

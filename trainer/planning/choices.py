@@ -15,7 +15,6 @@ from typing import Any
 from trainer.config.tree import WorkersConfig
 from trainer.errors import DataError
 from trainer.models.networks import check_context_parallel
-from trainer.models.pretrained import empty_language_model
 from trainer.planning.activations import bytes_per_token, gathered_bytes, pass_bytes
 from trainer.planning.memory import (
     GIB,
@@ -241,6 +240,8 @@ def _context(machine: _Machine, role: str) -> Iterator[Choice]:
     on_nodes = [n for like in alike for n in Counter(slot.node.id for slot in machine.placement[like]).values()]
     if fits >= row or "context_parallel" in settings.sharding.model_fields_set or settings.backend != "fsdp":
         return
+    from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
+
     for ranks in range(2, min(on_nodes) // split + 1):
         if fits * ranks < row or any(on_node % (ranks * split) for on_node in on_nodes):
             continue
