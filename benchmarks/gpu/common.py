@@ -5,6 +5,7 @@ import errno
 import json
 import multiprocessing
 import random
+import socket
 import string
 import tempfile
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.gpu.lengths import give_lengths
 from trainer.planning.model_size import ModelSize
@@ -204,6 +206,14 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu-benchmarks.jsonl"), help="file of results")
     return parser
+
+
+def join_alone(device: torch.device) -> None:
+    """Makes this process the only rank of the default process group."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
 
 
 def alone(function: Callable[..., Result], *arguments: Any) -> Result:

@@ -10,14 +10,13 @@ optimizer. If memory is full, half the row is tried next. MFU is against the mat
 
 import argparse
 import gc
-import socket
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu.common import SHAPES, Results, arguments, matrix_rate, random_model, seconds
+from benchmarks.gpu.common import SHAPES, Results, arguments, join_alone, matrix_rate, random_model, seconds
 from benchmarks.gpu.train_step import make_batch, policy_loss
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
@@ -69,10 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     use_expandable_segments(options.device)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    backend = "gloo" if options.device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    join_alone(options.device)
     options.rate = matrix_rate(8192 if options.device.type == "cuda" else 512)
     results = Results(options.out, "context")
     for checkpointing in options.checkpointing:

@@ -7,7 +7,6 @@ MFU is against the matrix rate measured in the same run; repeated work does not 
 
 import argparse
 import itertools
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from benchmarks.gpu.common import (
     Results,
     Shape,
     arguments,
+    join_alone,
     matrix_rate,
     random_model,
     seconds,
@@ -79,10 +79,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="directory for the longest kernels of one update")
     options = parser.parse_args()
     options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    backend = "gloo" if options.device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    join_alone(options.device)
     options.rate = matrix_rate(8192 if options.device.type == "cuda" else 512)
     results = Results(options.out, "train_step")
     for role, budget, tokens in itertools.product(options.roles, options.budgets, options.tokens):
