@@ -4,7 +4,6 @@ Writes what each layout found to DIRECTORY/world_WORLD_SIZE.pt. All ranks are fo
 longest.
 """
 
-import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +13,14 @@ import torch.distributed as dist
 
 from tests.trainer.training.loss_program import sampled
 from tests.trainer.training.rank_program import loss, network
+from tests.trainer.training.ranks import fork_ranks
 from trainer.cluster.place import RankPlace
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.config.tree import Config
 from trainer.roles.actor import ActorWorker
 from trainer.roles.worker import micro_batch_limit
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.ranks.process_group import connect_store, join, open_store
+from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharding import Execution
 
 # With its default epsilon, AdamW would amplify the rounding of gradients near 0.
@@ -93,17 +93,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
 
 def main(directory: Path) -> None:
     for world_size in CASES:
-        store = open_store("127.0.0.1", world_size, timeout=60)
-        ranks = [
-            multiprocessing.get_context("fork").Process(target=run, args=(rank, world_size, store.port, directory))
-            for rank in range(world_size)
-        ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        if any(rank.exitcode for rank in ranks):
-            sys.exit(f"{world_size} ranks ended with {[rank.exitcode for rank in ranks]}")
+        fork_ranks(run, world_size, directory)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 Writes what rank 0 found to DIRECTORY/world_WORLD_SIZE.pt. All ranks are forks of this process: importing takes longest.
 """
 
-import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from tests.trainer.models.test_families import small_model
 from tests.trainer.training.rank_program import SETTINGS, loss, refusal, rows_of_group, weights
+from tests.trainer.training.ranks import fork_ranks
 from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
@@ -24,7 +24,7 @@ from trainer.models.backend import training_backend
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import LossFunction, TrainingEngine
-from trainer.training.ranks.process_group import connect_store, join, open_store
+from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharded_state import ShardedState
 from trainer.training.ranks.sharding import Execution
 
@@ -161,17 +161,7 @@ def main(directory: Path) -> None:
     import trainer.models.megatron  # noqa: F401 - imported before forking; the tests turn its warnings into errors
 
     for world_size in CASES:
-        store = open_store("127.0.0.1", world_size, timeout=60)
-        ranks = [
-            multiprocessing.get_context("fork").Process(target=run, args=(rank, world_size, store.port, directory))
-            for rank in range(world_size)
-        ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        if any(rank.exitcode for rank in ranks):
-            sys.exit(f"{world_size} ranks ended with {[rank.exitcode for rank in ranks]}")
+        fork_ranks(run, world_size, directory)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Programs of several ranks, each a process of this machine."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.training.ranks.process_group import open_store
@@ -27,3 +29,16 @@ def run_ranks(program: Path, world_size: int, directory: Path) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def fork_ranks(run: Callable[[int, int, int, Path], None], world_size: int, directory: Path) -> None:
+    """Calls `run(rank, world_size, port, directory)` in a fork of this process for each rank; all have to succeed."""
+    store = open_store("127.0.0.1", world_size, timeout=60)
+    fork = multiprocessing.get_context("fork").Process
+    ranks = [fork(target=run, args=(rank, world_size, store.port, directory)) for rank in range(world_size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    if any(rank.exitcode for rank in ranks):
+        sys.exit(f"{world_size} ranks ended with {[rank.exitcode for rank in ranks]}")

@@ -1,5 +1,6 @@
 """verl's fine-tuning command lines: `sft_trainer`, and the older `fsdp_sft_trainer`."""
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,6 @@ def test_the_defaults_are_verl_s() -> None:
     assert (old.actor.learning_rate, old.actor.optimizer.betas) == (1e-5, (0.9, 0.95))
     assert (old.actor.schedule.name, old.actor.schedule.warmup_ratio) == ("cosine", 0.1)
     assert (old.actor.micro_batch_size, old.actor.micro_batch_tokens) == (4, None)
-
-
-def value(config: SftConfig, key: str) -> Any:
-    section: Any = config
-    for name in key.split("."):
-        section = getattr(section, name)
-    return section
 
 
 @pytest.mark.parametrize(
@@ -94,7 +88,7 @@ def value(config: SftConfig, key: str) -> Any:
 )
 def test_a_key_has_its_meaning_here(entry: str, line: list[str], ours: dict[str, Any]) -> None:
     config, _ = read(entry, *line)
-    assert {key: value(config, key) for key in ours} == ours
+    assert {key: attrgetter(key)(config) for key in ours} == ours
 
 
 @pytest.mark.parametrize(

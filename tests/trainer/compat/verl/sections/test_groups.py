@@ -1,11 +1,11 @@
 """verl's training engines and their groups of ranks: the sizes set `sharding.context_parallel`."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
 from trainer.compat.settings import load_config
-from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
 ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
@@ -13,13 +13,6 @@ MEGATRON, VEOMNI, TITAN = (f"{ACTOR}.{engine}" for engine in ("megatron", "veomn
 WITH_MEGATRON, WITH_VEOMNI, WITH_TITAN = (f"model_engine={name}" for name in ("megatron", "veomni", "torchtitan"))
 ASYNCHRONOUS = ["trainer.mode=asynchronous", "async_training.trigger_parameter_sync_step=4"]
 TOKENS = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=9000"]
-
-
-def setting(config: Config, key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
 
 
 @pytest.mark.parametrize(
@@ -78,7 +71,7 @@ def setting(config: Config, key: str) -> Any:
 def test_a_size_sets_the_groups_of_a_role(line: list[str], expected: dict[str, Any]) -> None:
     config, _ = load_config(["verl"], line)
     keys = {key: key.replace(".", ".sharding.", 1) for key in expected}
-    assert {key: setting(config, ours) for key, ours in keys.items()} == expected
+    assert {key: attrgetter(ours)(config) for key, ours in keys.items()} == expected
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,15 @@
 """verl's keys for optimizers, learning rates and number types."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
 from trainer.compat.settings import load_config
-from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
 OPTIM = "actor_rollout_ref.actor.optim"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
-
-
-def setting(config: Config, key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
 
 
 MEGATRON = ("actor_rollout_ref.actor.strategy=megatron",)
@@ -67,7 +60,7 @@ def test_an_optimizer_s_key_sets_ours(line: list[str], expected: dict[str, Any])
     config, _ = load_config(["verl"], line)
     for key, value in expected.items():
         wanted = pytest.approx(value) if isinstance(value, float) else value
-        assert setting(config, key) == wanted
+        assert attrgetter(key)(config) == wanted
 
 
 @pytest.mark.parametrize(
