@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from operator import attrgetter
 
 from trainer.config.tree import WorkersConfig
 from trainer.errors import DataError
@@ -242,12 +242,13 @@ def _context(machine: _Machine, role: str) -> Iterator[Choice]:
         return
     from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
 
+    load = cache(empty_language_model)
     for ranks in range(2, min(on_nodes) // split + 1):
         if fits * ranks < row or any(on_node % (ranks * split) for on_node in on_nodes):
             continue
         with suppress(DataError):  # another size may divide the heads
             for model in {model_of(config, like) for like in alike}:
-                check_context_parallel(empty_language_model(model), role, ranks, split)
+                check_context_parallel(load(model), role, ranks, split)
             reason = f"a row may have {row:,} tokens, and a GPU has room for {fits:,}"
             yield Choice(f"{role}.sharding.context_parallel", ranks, reason)
             return
@@ -258,7 +259,7 @@ def _offload(machine: _Machine) -> Iterator[Choice]:
         return
     for saving, offloaded in _offloads(machine):
         if offloaded.rows_fit:
-            reason = "without it passes have no room for a row, or for few tokens"
+            reason = f"without it a pass has no room for the longest row, or not for {FEW_TOKENS:,} tokens"
             yield from (Choice(key, True, reason) for key in saving)
             return
 
@@ -278,11 +279,8 @@ def _offloads(machine: _Machine) -> Iterator[tuple[list[str], _Machine]]:
 
 
 def _is_given(config: WorkersConfig, key: str) -> bool:
-    *sections, name = key.split(".")
-    section: Any = config
-    for part in sections:
-        section = getattr(section, part)
-    return name in section.model_fields_set
+    section, _, name = key.rpartition(".")
+    return name in attrgetter(section)(config).model_fields_set
 
 
 def _passes(machine: _Machine, role: str) -> Iterator[Choice]:

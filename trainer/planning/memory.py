@@ -170,7 +170,7 @@ def _gib(
         leaves = config.reference.param_offload if role in ("reference", "teacher") else settings.sharding.param_offload
         return (0.0, held * width) if on_gpu and leaves else (held * width, 0.0)
     weights = gradients = held * TYPE_BYTES[settings.weights_dtype]
-    states = weights * settings.optimizer.states
+    states = _states_gib(config, role, ranks)
     leaving = weights * settings.sharding.param_offload + states * settings.sharding.optimizer_offload
     leaving *= on_gpu
     passes = _passes_gib(config, role, ranks, device)
@@ -184,8 +184,14 @@ def away_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float
     several = settings.ppo_epochs > 1 or config.responses > settings.mini_batch_size
     if device == "cpu" or several or settings.lora.rank or not settings.sharding.optimizer_offload:
         return 0.0
-    parameters = parameter_count(model_of(config, role)) / GIB / (settings.sharding.shard_size or ranks)
-    return parameters * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
+    return _states_gib(config, role, ranks)
+
+
+def _states_gib(config: WorkersConfig, role: str, ranks: int) -> float:
+    """GiB of the optimizer state of a rank that trains all weights."""
+    settings = settings_of(config, role)
+    held = parameter_count(model_of(config, role)) / GIB / (settings.sharding.shard_size or ranks)
+    return held * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
 
 
 def _passes_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:
