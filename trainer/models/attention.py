@@ -166,7 +166,7 @@ def _with_sinks(
     return attended
 
 
-class _FlashWithSinks(torch.autograd.Function):
+class _FlashWithSinks(torch.autograd.Function):  # type: ignore[misc]
     """FlashAttention whose softmax has one more term in its sum for each head.
 
     The output is the kernel's, scaled from its sum to the larger one. The kernel's backward pass computes weights from
