@@ -207,9 +207,11 @@ class Config(WorkersConfig):
         """Every optimizer step uses equally many responses, and none is left over."""
         for role, section in self.trained.items():
             if self.responses % section.mini_batch_size:
+                largest = min(section.mini_batch_size, self.responses)
+                fitting = next(size for size in range(largest, 0, -1) if self.responses % size == 0)
                 raise ValueError(
                     f"{role}.mini_batch_size={section.mini_batch_size} does not divide the {self.responses} responses "
-                    "of a step (data.train_batch_size x rollout.samples_per_prompt)"
+                    f"of a step (data.train_batch_size x rollout.samples_per_prompt): set it to {fitting}"
                 )
         return self
 
