@@ -45,6 +45,29 @@ class Shape:
     vocabulary: int = VOCABULARY
 
     @property
+    def config(self) -> Any:
+        """The configuration in Transformers."""
+        from transformers import Qwen2Config
+
+        return Qwen2Config(**self._settings, use_sliding_window=False)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.key_value_heads,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": 32768,
+            "bos_token_id": 256,
+            "eos_token_id": END_TOKEN,
+            "pad_token_id": 256,
+        }
+
+    @property
     def size(self) -> ModelSize:
         """The sizes that determine what a pass computes."""
         width = self.hidden // self.heads
@@ -60,40 +83,53 @@ class Shape:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixtureShape(Shape):
+    """Sizes of a Qwen3-MoE model, whose layers have `experts` of the intermediate size; a router chooses some."""
+
+    experts: int
+    chosen: int = 8
+    width: int = 128  # of a head
+
+    @property
+    def config(self) -> Any:
+        from transformers import Qwen3MoeConfig
+
+        return Qwen3MoeConfig(
+            **self._settings,
+            head_dim=self.width,
+            moe_intermediate_size=self.intermediate,
+            num_experts=self.experts,
+            num_experts_per_tok=self.chosen,
+            norm_topk_prob=True,
+        )
+
+    @property
+    def size(self) -> ModelSize:
+        size = ModelSize.of_mixture(random_model(self, "meta", torch.float32))
+        assert size is not None
+        return size
+
+
 SHAPES = {
     "0.5B": Shape(896, 4864, 24, 14, 2, tied=True),
     "1.5B": Shape(1536, 8960, 28, 12, 2, tied=True),
     "7B": Shape(3584, 18944, 28, 28, 4, tied=False),
     "14B": Shape(5120, 13824, 48, 40, 8, tied=False),
     "tiny": Shape(64, 128, 2, 2, 1, tied=True, vocabulary=1024),
+    # 3.1 billion parameters, 0.7 of them active; Qwen3-30B-A3B.
+    "moe-3B": MixtureShape(1024, 512, 28, 16, 4, tied=True, experts=64),
+    "moe-30B": MixtureShape(2048, 768, 48, 32, 4, tied=False, experts=128),
+    "moe-tiny": MixtureShape(64, 32, 2, 2, 1, tied=True, vocabulary=1024, experts=16, chosen=2, width=32),
 }
 
 
-def qwen2_config(shape: Shape) -> Any:
-    from transformers import Qwen2Config
-
-    return Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=32768,
-        use_sliding_window=False,
-        bos_token_id=256,
-        eos_token_id=END_TOKEN,
-        pad_token_id=256,
-    )
-
-
 def random_model(shape: Shape, device: str, dtype: torch.dtype) -> Any:
-    from transformers import Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     with torch.device(device):
-        return Qwen2ForCausalLM(qwen2_config(shape)).to(dtype)
+        return AutoModelForCausalLM.from_config(shape.config).to(dtype)
 
 
 def save_model(shape: Shape, directory: Path, means: Sequence[float] = ()) -> None:

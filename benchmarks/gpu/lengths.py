@@ -43,7 +43,7 @@ def give_lengths(model: Any, means: Sequence[float], end: int) -> None:
     vocabulary, width = embedding.shape
     first, device = end + 1, embedding.device
     for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj")):
             weight.mul_(LAYERS)
     directions = torch.randint(0, 2, (CLASSES, width), device=device).mul(2).sub(1) * SAME_CLASS / width
     tokens = torch.randn(vocabulary, width, device=device) * math.sqrt(SAME_CLASS * SAME_TOKEN) / width

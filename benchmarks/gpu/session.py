@@ -270,6 +270,24 @@ PLAN = (
     Job("tensor-parallel-7B", f"{BENCH}tensor_parallel --shape 7B --out $ROWS", limit=420, gpus=2, ray=True),
     Job("context-7B", f"{BENCH}context --shape 7B --tokens 65536 --parallel 1 2 4 --out $ROWS", limit=600),
     Job("context-1.5B", f"{BENCH}context --shape 1.5B --tokens 32768 --parallel 1 2 4 --out $ROWS", limit=600),
+    # As many layers as fit with AdamW's states, and all of them with activations computed again.
+    Job(
+        "experts-30B",
+        f"{BENCH}experts --shape moe-30B --layers 6 --parallel 1 2 8 --optimizer --micro-batches 4 "
+        "--compiled true false --out $ROWS",
+        limit=600,
+    ),
+    Job(
+        "experts-30B-deep",
+        f"{BENCH}experts --shape moe-30B --layers 48 --parallel 8 --checkpointing true false --out $ROWS",
+        limit=600,
+    ),
+    Job(
+        "experts-30B-parts",
+        f"{BENCH}experts --shape moe-30B --layers 4 --parallel 1 8 --parts $LOGS --out $ROWS",
+        limit=600,
+    ),
+    *(grpo("moe-3B", 16, 256, 1024, 0, side, tokens=0 if side == "ours" else 16384) for side in ("ours", "verl")),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),
     ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),

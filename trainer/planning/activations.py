@@ -18,8 +18,21 @@ def bytes_per_token(size: ModelSize, settings: TrainedModelConfig, type_bytes: i
     inside = (2 * size.intermediate + size.query + 2 * size.key_value) // split
     recomputed = (size.intermediate // split + 2 * size.hidden) if keeps_everything(settings) else 0
     layer = (between + inside + recomputed) * type_bytes
+    routed, exchanged = (values * type_bytes for values in _routed_values(size))
     # With checkpointing, layers keep their inputs, and one layer at a time has all its activations again.
-    return size.layers * size.hidden * type_bytes + layer if checkpointing else size.layers * layer
+    if checkpointing:
+        return size.layers * size.hidden * type_bytes + layer + routed + exchanged
+    return size.layers * layer + (0 if size.experts is None else size.experts.layers * routed) + exchanged
+
+
+def _routed_values(size: ModelSize) -> tuple[int, int]:
+    """Values for each token that a layer of experts keeps, and those that only the layer at work has. Each expert that
+    a token is routed to gets a copy of its hidden state, and keeps what a gated feed-forward does; its result is
+    weighted. Copies on their way to the experts and back exist three times."""
+    if size.experts is None:
+        return 0, 0
+    chosen, width = size.experts.chosen, size.experts.width
+    return chosen * (2 * size.hidden + 3 * width), 3 * chosen * size.hidden
 
 
 def keeps_everything(settings: TrainedModelConfig) -> bool:
@@ -34,11 +47,14 @@ def gathered_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: in
     kept = ranks == 1 or sharding.resharding_interval > 1 or sharding.reshard_after_forward is False
     outside = size.vocabulary * size.hidden + size.head
     layers = size.layers if kept else min(2, size.layers)
-    weights = (layers * size.layer_parameters + outside) * type_bytes + outside * 4
+    # A rank gathers only its own experts.
+    elsewhere = 0 if size.experts is None else size.experts.parameters * (1 - 1 / sharding.expert_parallel)
+    matrices = size.matrices - round(elsewhere)
+    weights = (layers * matrices // size.layers + outside) * type_bytes + outside * 4
     split = sharding.tensor_parallel
     if sharding.gradient_sync_interval == 1 or ranks <= split or settings.lora.rank:
         return weights
-    return weights + (size.layers * size.layer_parameters // split + outside) * 4
+    return weights + (matrices // split + outside) * 4
 
 
 def pass_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: int, ranks: int, tokens: int) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from trainer.data.batches.shared_prompts import SharedPrompts
 from trainer.planning.model_size import ModelSize
 
-# Parameters that the sizes may leave unexplained, as a share: biases and norms are few. A mixture of experts, a
-# recurrent layer or another kind of MLP has more or fewer, and its operations are unknown.
+# Parameters that the sizes may leave unexplained, as a share: biases and norms are few. A recurrent layer or another
+# kind of MLP has more or fewer, and its operations are unknown.
 UNEXPLAINED = 0.05
 
 
@@ -37,7 +37,8 @@ class Rows:
 
 
 def forward_flops(size: ModelSize, rows: Rows) -> float:
-    """Operations of a forward pass: matrix products of the layers, causal attention, and the output head."""
+    """Operations of a forward pass: matrix products of the layers, of the experts only those that a token is routed to;
+    causal attention, and the output head."""
     return _layer_products(size, rows) + _attention(size, rows) + _head(size, rows)
 
 
@@ -51,7 +52,8 @@ def update_flops(size: ModelSize, rows: Rows, frozen: bool = False) -> float:
 
 
 def _layer_products(size: ModelSize, rows: Rows) -> float:
-    return 2.0 * size.layers * size.layer_parameters * (sum(rows.lengths) - sum(rows.shared))
+    unused = 0 if size.experts is None else size.experts.unused
+    return 2.0 * (size.matrices - unused) * (sum(rows.lengths) - sum(rows.shared))
 
 
 def _attention(size: ModelSize, rows: Rows) -> float:
@@ -61,7 +63,8 @@ def _attention(size: ModelSize, rows: Rows) -> float:
         return seen(rows.lengths, window) - seen(rows.shared, window)
 
     whole, limited = size.layers - size.windowed_layers, size.windowed_layers
-    return 4.0 * size.query * (whole * pairs(None) + (limited * pairs(size.window) if limited else 0))
+    widths = size.query + (size.value or size.query)
+    return 2.0 * widths * (whole * pairs(None) + (limited * pairs(size.window) if limited else 0))
 
 
 def _head(size: ModelSize, rows: Rows) -> float:
@@ -79,5 +82,5 @@ def seen(lengths: Iterable[int], window: int | None) -> int:
 
 def explains_parameters(size: ModelSize) -> bool:
     """Whether the sizes account for the parameters in the model's files, so that its operations are known."""
-    explained = size.layers * size.layer_parameters + size.vocabulary * size.hidden + size.head
+    explained = size.matrices + size.vocabulary * size.hidden + size.head
     return abs(size.parameters - explained) <= UNEXPLAINED * size.parameters

@@ -16,9 +16,8 @@ from trainer.cluster.nodes import Slot
 from trainer.config.sections.roles import ActorConfig, CriticConfig
 from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError
-from trainer.models.weight_files import parameter_count
 from trainer.planning.activations import pass_bytes
-from trainer.planning.model_size import ModelSize
+from trainer.planning.model_size import ModelSize, parameters
 from trainer.planning.placement import Placement, on_shared_gpus
 from trainer.weights.buckets import BUCKET_BYTES, BUCKETS_AT_ONCE
 from trainer.weights.transfer import choose_transport
@@ -130,7 +129,7 @@ def _transport(config: WorkersConfig, placement: Placement) -> str | None:
 
 def _whole_gib(config: WorkersConfig, dtype: str) -> float:
     """GiB of all of the actor's weights in this type."""
-    return parameter_count(model_of(config, "actor")) * TYPE_BYTES[dtype] / GIB
+    return parameters(model_of(config, "actor")) * TYPE_BYTES[dtype] / GIB
 
 
 def _parts(
@@ -158,14 +157,14 @@ def _gib(
     if role == "reward":
         reward_model = config.reward.model
         type_bytes = TYPE_BYTES[reward_model.dtype or config.model.dtype_on(device)]
-        return (parameter_count(reward_model.path) / GIB * type_bytes if reward_model.path else 0.0), 0.0
-    parameters = parameter_count(model_of(config, role)) / GIB
+        return (parameters(reward_model.path) / GIB * type_bytes if reward_model.path else 0.0), 0.0
+    count = parameters(model_of(config, role)) / GIB
     if role == "rollout":
-        taken = _engine_gib(config, parameters * width, on_gpu, device_gib)
+        taken = _engine_gib(config, count * width, on_gpu, device_gib)
         copy = copied_gib(config, placement)
         return (0.0, taken + copy) if on_gpu and config.rollout.sleep else (taken, copy)
     settings = settings_of(config, role)
-    held = parameters / (settings.sharding.shard_size or ranks)
+    held = count / (settings.sharding.shard_size or ranks)
     if role in ("reference", "teacher") or settings.lora.rank:  # adapters are small compared with the model
         leaves = config.reference.param_offload if role in ("reference", "teacher") else settings.sharding.param_offload
         return (0.0, held * width) if on_gpu and leaves else (held * width, 0.0)
@@ -190,7 +189,7 @@ def away_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float
 def _states_gib(config: WorkersConfig, role: str, ranks: int) -> float:
     """GiB of the optimizer state of a rank that trains all weights."""
     settings = settings_of(config, role)
-    held = parameter_count(model_of(config, role)) / GIB / (settings.sharding.shard_size or ranks)
+    held = parameters(model_of(config, role)) / GIB / (settings.sharding.shard_size or ranks)
     return held * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
 
 
@@ -222,7 +221,7 @@ def copies_gib(config: WorkersConfig, placement: Placement) -> float:
     for role, settings in config.trained.items():
         if role in placement and not settings.lora.rank:  # adapters are small compared with the model
             width = TYPE_BYTES[settings.weights_dtype] * (1 + settings.optimizer.states)
-            gib += parameter_count(model_of(config, role)) / GIB * width
+            gib += parameters(model_of(config, role)) / GIB * width
             nodes |= {slot.node.id for slot in placement[role]}
     return config.trainer.redundancy * gib / max(1, len(nodes))
 

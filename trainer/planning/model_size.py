@@ -1,18 +1,49 @@
-"""The sizes of a model that determine its memory, read from its config.json."""
+"""The sizes of a model that determine its memory.
 
+Those of dense models follow from config.json and the headers of their files. Mixtures of experts are counted in the
+model that Transformers makes of their config.json, on the device `meta`: families differ in shared experts, dense
+layers, biases and latent attention, and files may hold quantised experts.
+"""
+
+import json
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import DataError
 from trainer.models.files import read_json
 from trainer.models.weight_files import parameter_count
+
+# What families call the number of experts.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a mixture: `number` in each of `layers` layers, of which a router chooses `chosen` for a token.
+    `width` is that of one, `parameters` counts those of all, and `others` the weights of all other matrices in the
+    layers: attention, routers, shared experts, dense layers."""
+
+    number: int
+    chosen: int
+    width: int
+    layers: int
+    parameters: int
+    others: int
+
+    @property
+    def unused(self) -> int:
+        """Parameters of the experts that a token is not routed to."""
+        return self.parameters - self.parameters * self.chosen // self.number
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Widths are numbers of values per token and layer. `parameters` counts those of the files, 0 without files. `head`
-    counts those of an output head, 0 if the embedding is the head. In `windowed_layers` a token sees only the last
-    `window` tokens, itself included."""
+    """Widths are numbers of values per token and layer; those of a mixture are averages over layers, without experts.
+    `head` counts parameters of an output head, 0 if the embedding is the head. In `windowed_layers` a token sees only
+    the last `window` tokens, itself included. `value` is the width of what attention returns, 0 if it is that of the
+    queries; `latent` the width of a cache that holds keys and values together, 0 if it holds both."""
 
     parameters: int
     layers: int
@@ -25,17 +56,73 @@ class ModelSize:
     windowed_layers: int = 0
     window: int = 0
     head: int = 0
+    value: int = 0
+    latent: int = 0
+    experts: Experts | None = None
 
     @classmethod
     def read(cls, model: Path) -> "ModelSize | None":
-        """The sizes of a model, or None if its config.json has other names for them. Raises DataError if a file is
-        damaged."""
+        """The sizes of a model, or None if its config.json has other names for them.
+
+        Raises DataError if a file is damaged, or if there is no file with weights and Transformers cannot make the
+        model.
+        """
         config = read_json(model / "config.json")
-        config = config.get("text_config", config)
+        text = config.get("text_config", config)
         try:
-            return cls._of(config, parameter_count(model))
+            if any(int(text.get(name) or 0) for name in _EXPERTS):
+                return _mixture(model, json.dumps(config))
+            return cls._of(text, parameter_count(model) or _counted(model, json.dumps(config)))
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
             return None
+
+    @classmethod
+    def of_mixture(cls, language_model: Any) -> "ModelSize | None":
+        """The sizes of a mixture of experts that Transformers made, on any device; None if they are unknown."""
+        config, layers = language_model.config.get_text_config(), language_model.get_decoder().layers
+        attention, others, experts, count, sparse = 0, 0, 0, 0, 0
+        for layer in layers:
+            inside = [module for module in layer.modules() if hasattr(module, "_is_expert_parallel")]
+            own = [weight for module in inside for weight in module.parameters()]
+            held = {id(weight) for weight in own}
+            experts += sum(weight.numel() for weight in own)
+            sparse += bool(inside)
+            others += sum(w.numel() for w in layer.parameters() if w.ndim > 1 and id(w) not in held)
+            attention += sum(w.numel() for w in layer.self_attn.parameters() if w.ndim > 1)
+            count = max([count, *(module.num_experts for module in inside)])
+        if not sparse:
+            return None
+        heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+        key_value_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        width, latent = int(getattr(config, "head_dim", None) or hidden // heads), 0
+        query, key, value = heads * width, key_value_heads * width, key_value_heads * width
+        if getattr(config, "kv_lora_rank", None):  # latent attention (DeepSeek): keys and values for every head
+            query = key = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
+            value, latent = heads * config.v_head_dim, config.kv_lora_rank + config.qk_rope_head_dim
+        head, embedding = language_model.get_output_embeddings(), language_model.get_input_embeddings()
+        routers = sparse * count * hidden
+        return cls(
+            sum(weight.numel() for weight in language_model.parameters()),
+            len(layers),
+            hidden,
+            (others - attention - routers) // (3 * hidden * len(layers)),
+            query,
+            (key + value) // 2,
+            key_value_heads,
+            int(config.vocab_size),
+            *_windows(config.to_dict()),
+            head=0 if head is None or head.weight is embedding.weight else head.weight.numel(),
+            value=value if latent else 0,
+            latent=latent,
+            experts=Experts(
+                count,
+                int(config.num_experts_per_tok),
+                round(experts / (3 * hidden * count * sparse)),
+                sparse,
+                experts,
+                others,
+            ),
+        )
 
     @classmethod
     def _of(cls, config: dict[str, Any], parameters: int) -> "ModelSize":
@@ -54,19 +141,49 @@ class ModelSize:
             *_windows(config),
         )
         # By the files, because families differ in what they do where config.json does not say it.
-        embedding, beside_layers = tied.vocabulary * hidden, parameters - tied.layers * tied.layer_parameters
+        embedding, beside_layers = tied.vocabulary * hidden, parameters - tied.matrices
         return replace(tied, head=embedding if beside_layers > 1.5 * embedding else 0)
 
     @property
     def key_values(self) -> int:
         """Values that the cache of keys and values holds for a token."""
-        return 2 * self.layers * self.key_value
+        return self.layers * (self.latent or 2 * self.key_value)
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of one layer."""
+    def matrices(self) -> int:
+        """Weights of the matrices of all layers."""
+        if self.experts is not None:
+            return self.experts.others + self.experts.parameters
         attention = 2 * self.hidden * (self.query + self.key_value)
-        return attention + 3 * self.hidden * self.intermediate
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def active(self) -> int:
+        """Parameters that take part in computing a token: all but those of experts that it is not routed to."""
+        return self.parameters - (0 if self.experts is None else self.experts.unused)
+
+
+def parameters(model: Path) -> int:
+    """The number of parameters of a model. Raises DataError like `ModelSize.read`."""
+    size = ModelSize.read(model)
+    return parameter_count(model) if size is None else size.parameters
+
+
+@lru_cache(maxsize=8)
+def _mixture(model: Path, _config: str) -> ModelSize | None:
+    from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
+
+    try:
+        return ModelSize.of_mixture(empty_language_model(model))
+    except DataError:
+        return None  # a family that Transformers knows only with images, or not at all
+
+
+@lru_cache(maxsize=8)
+def _counted(model: Path, _config: str) -> int:
+    from trainer.models.pretrained import empty_language_model
+
+    return sum(weight.numel() for weight in empty_language_model(model).parameters())
 
 
 def _windows(config: dict[str, Any]) -> tuple[int, int]:

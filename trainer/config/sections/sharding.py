@@ -26,6 +26,11 @@ class ShardingConfig(Section):
         description="neighbouring ranks that compute the same rows together, each a part of every row's tokens "
         "(Ulysses), for rows that are too long for the memory of one",
     )
+    expert_parallel: int = Field(
+        1,
+        gt=0,
+        description="neighbouring ranks that divide the experts of each layer of a mixture; tokens travel to them",
+    )
     reshard_after_forward: bool | int = Field(
         True,
         description="true: free a layer's gathered weights until its backward pass; false: keep them, for more memory "

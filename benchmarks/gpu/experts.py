@@ -1,0 +1,312 @@
+"""A mixture of experts, measured as one of the ranks that divide its experts (expert parallelism).
+
+    python -m benchmarks.gpu.experts --shape moe-30B --layers 6 --parallel 1 2 8 [--optimizer] [--parts]
+
+Updates of the training engine on one GPU, which has the work of one of X ranks: all layers but few of them, the X-th
+part of their experts, and as many tokens for these as the rank sends away itself. Local copies of the same bytes
+replace the exchange of tokens; gathering weights and averaging gradients is not measured. Weights are in float32,
+computation in bfloat16. A bias in the routers makes some experts popular: `load` is the most tokens of an expert, as a
+multiple of the mean. TFLOP/s count the parameters that a token uses (`trainer.planning.flops`), MFU is against the
+matrix rate measured in the same run, `planned_gib` is what `trainer plan` reckons. With fewer layers than the whole
+model, fewer tokens are responses, so that the output head weighs as in the whole. If memory is full, half the layers
+are tried next.
+
+With `--parts` each part of a layer is measured alone, and $LOGS gets the longest kernels of an update.
+"""
+
+import argparse
+import gc
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+
+from benchmarks.gpu.common import (
+    SHAPES,
+    MixtureShape,
+    Results,
+    arguments,
+    join_alone,
+    matrix_rate,
+    random_model,
+    seconds,
+)
+from benchmarks.gpu.train_step import make_batch, policy_loss, profile
+from trainer.config.sections.roles import ActorConfig
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
+from trainer.models.networks import PolicyNetwork
+from trainer.planning.activations import pass_bytes
+from trainer.planning.flops import Rows, update_flops
+from trainer.planning.model_size import ModelSize
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.memory.allocator import use_expandable_segments
+from trainer.training.ranks.sharding import Execution
+
+MIXTURES = [name for name, shape in SHAPES.items() if isinstance(shape, MixtureShape)]
+DIVIDED = "divided_by_copies"
+# Neighbouring experts that are equally popular, so that a rank's experts are loaded alike for every X up to this.
+ALIKE = 8
+
+
+class Copied(torch.autograd.Function):
+    """A copy of the rows, as the rank receives them; their gradients are copied back."""
+
+    @staticmethod
+    def forward(_ctx: Any, rows: Tensor) -> Tensor:
+        return torch.empty_like(rows).copy_(rows)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.empty_like(gradient).copy_(gradient)
+
+
+@torch.compiler.disable  # like any exchange
+def divided(experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """The forward pass of the experts that a rank holds: tokens are sorted by expert, sent, computed, and sent back.
+
+    X neighbouring experts of the router stand for one that the rank holds.
+    """
+    tokens, chosen = index.shape
+    order = index.flatten().argsort(stable=True)
+    held = index.flatten()[order] // (experts.of_router // experts.num_experts)
+    received = Copied.apply(hidden[order // chosen])
+    computed = grouped_mm_experts_forward(experts, received, held.unsqueeze(1), received.new_ones(len(received), 1))
+    returned = Copied.apply(computed)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    weighted = returned[inverse] * weights.reshape(-1, 1)
+    return weighted.view(tokens, chosen, -1).sum(1).to(hidden.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(DIVIDED, divided)
+
+
+class SkewedRouter(nn.Module):  # type: ignore[misc]
+    """Qwen3's router with a bias that makes some experts popular. `counts` are the tokens of each expert."""
+
+    def __init__(self, router: Any, experts: int, skew: float) -> None:
+        super().__init__()
+        device = router.weight.device
+        self.top_k = router.top_k
+        self.weight = nn.Parameter(torch.randn(experts, router.weight.shape[1], device=device) * 0.02)
+        popularity = torch.linspace(-1.0, 1.0, math.ceil(experts / ALIKE), device=device) * skew
+        self.register_buffer("bias", popularity.repeat_interleave(ALIKE)[:experts])
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, weights and indices of the chosen experts, [tokens, experts] and twice [tokens, chosen]."""
+        logits = nn.functional.linear(hidden, self.weight)
+        probabilities = (logits.float() + self.bias).softmax(dim=-1)
+        weights, index = probabilities.topk(self.top_k, dim=-1)
+        return logits, (weights / weights.sum(-1, keepdim=True)).to(logits.dtype), index
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", choices=MIXTURES, default="moe-30B")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--parallel", type=int, nargs="+", default=[1, 2, 8], help="ranks that divide the experts")
+    parser.add_argument("--rows", type=int, default=8, help="of a micro-batch")
+    parser.add_argument("--row", type=int, default=2048, help="tokens of a row; in the whole model half are response")
+    parser.add_argument("--micro-batches", type=int, default=2, help="of an update, each of all rows")
+    parser.add_argument("--skew", type=float, default=0.6, help="0: every expert is equally popular")
+    parser.add_argument("--checkpointing", nargs="+", choices=["false", "true"], default=["false"])
+    parser.add_argument("--compiled", nargs="+", choices=["false", "true"], default=["true"])
+    parser.add_argument("--optimizer", action="store_true", help="with AdamW's step and its states")
+    parser.add_argument("--budget", type=float, default=0.9, help="activation_memory_budget")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--parts", type=Path, help="measure parts; a directory for the longest kernels of an update")
+    options = parser.parse_args()
+    options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    use_expandable_segments(options.device)
+    join_alone(options.device)
+    options.rate = matrix_rate(8192 if options.device.type == "cuda" else 512)
+    results = Results(options.out, "experts")
+    for ranks in options.parallel:
+        for compiled in options.compiled if options.device.type == "cuda" else ["false"]:
+            for checkpointing in options.checkpointing:
+                measure_most_layers(ranks, compiled == "true", checkpointing == "true", options, results)
+                torch.compiler.reset()  # or the next engine would run into the limit of recompilations
+    dist.destroy_process_group()
+
+
+def measure_most_layers(
+    ranks: int, compiled: bool, checkpointing: bool, options: argparse.Namespace, results: Results
+) -> None:
+    """Adds a row for all layers or, after one for each number that has no room, for the most that have."""
+    layers = options.layers
+    while layers:
+        known = {
+            "shape": options.shape,
+            "layers": layers,
+            "expert_parallel": ranks,
+            "micro_batch_tokens": options.rows * options.row,
+            "micro_batches": options.micro_batches,
+            "compiled": compiled,
+            "checkpointing": checkpointing,
+            "optimizer": options.optimizer,
+            "budget": options.budget,
+        }
+        try:
+            measure(ranks, layers, compiled, checkpointing, options, results, known)
+        except torch.OutOfMemoryError as error:
+            results.add(**known, error=str(error).split(". ")[0])
+        except (TorchDynamoException, RuntimeError) as error:  # compilers raise either; other rows are worth having
+            results.add(**known, error=f"{type(error).__name__}: {str(error)[:300]}")
+            return
+        else:
+            return
+        finally:
+            gc.collect()
+            if options.device.type == "cuda":
+                torch.cuda.empty_cache()
+        layers //= 2
+
+
+def measure(
+    ranks: int,
+    layers: int,
+    compiled: bool,
+    checkpointing: bool,
+    options: argparse.Namespace,
+    results: Results,
+    known: dict[str, Any],
+) -> None:
+    whole, on_gpu = SHAPES[options.shape], options.device.type == "cuda"
+    assert isinstance(whole, MixtureShape)
+    whole = replace(whole, layers=layers)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    model = model_of_rank(whole, ranks, options)
+    held = ModelSize.of_mixture(model)
+    assert held is not None
+    execution = Execution(options.device, dtype, checkpointing, compiled, options.budget)
+    engine = TrainingEngine(PolicyNetwork(model, 1.0), execution, OptimizerSettings(1e-6, 0.0, 1.0))
+    rows, limit = options.rows * options.micro_batches, MicroBatchLimit(options.rows)
+    response = max(1, options.row * layers // (2 * SHAPES[options.shape].layers))
+    batch = make_batch(whole, rows, options.row - response, response, 0.0)
+
+    def update() -> None:
+        if options.optimizer:
+            engine.update(batch, policy_loss, limit)
+            return
+        engine.accumulate_gradients(batch, policy_loss, limit)
+        engine.optimizer.zero_grad()
+
+    load = load_of(engine, batch)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    taken = seconds(update, options.repeats)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else 0
+    work = update_flops(whole.size, Rows(batch.lengths.tolist(), int(batch.response_mask.sum())))
+    results.add(
+        **known,
+        load=[round(share, 2) for share in load],
+        seconds=round(taken, 4),
+        tokens_per_second=round(rows * options.row / taken),
+        tflops=round(work / taken / 1e12, 1),
+        mfu=round(work / taken / options.rate, 3),
+        matrix_tflops=round(options.rate / 1e12),
+        parameters=held.parameters,
+        peak_gib=round(peak / 2**30, 1),
+        planned_gib=round(planned_bytes(held, checkpointing, options) / 2**30, 1),
+    )
+    if options.parts:
+        profile(options.parts / f"{options.shape}-{ranks}-{'compiled' if compiled else 'eager'}.txt", update)
+        results.add(**known, **milliseconds_of_parts(engine, batch, options))
+
+
+def model_of_rank(whole: MixtureShape, ranks: int, options: argparse.Namespace) -> Any:
+    """A random model with the experts that one of `ranks` ranks holds, and routers over all of them."""
+    if whole.experts % ranks or ranks > ALIKE:
+        raise SystemExit(f"--parallel {ranks}: give a divisor of {whole.experts}, at most {ALIKE}")
+    model = random_model(replace(whole, experts=whole.experts // ranks), options.device.type, torch.float32)
+    torch.manual_seed(1)
+    for layer in model.model.layers:
+        layer.mlp.gate = SkewedRouter(layer.mlp.gate, whole.experts, options.skew)
+        layer.mlp.experts.of_router = whole.experts
+    model.set_experts_implementation("grouped_mm" if ranks == 1 else DIVIDED)
+    return model
+
+
+def load_of(engine: TrainingEngine, batch: Batch) -> list[float]:
+    """The tokens of the most popular expert of each layer in a row, as a multiple of the mean."""
+    loads = []
+
+    def count(router: SkewedRouter, _arguments: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        tokens = output[2].flatten().bincount(minlength=len(router.bias)).float()
+        loads.append((tokens.max() / tokens.mean()).item())
+
+    routers = [module for module in engine.network.modules() if isinstance(module, SkewedRouter)]
+    hooks = [router.register_forward_hook(count) for router in routers]
+    with torch.compiler.set_stance("force_eager"):
+        engine.forward(batch.rows(slice(1)), MicroBatchLimit(1))
+    for hook in hooks:
+        hook.remove()
+    return loads
+
+
+def planned_bytes(size: ModelSize, checkpointing: bool, options: argparse.Namespace) -> float:
+    """What planning reckons for weights, gradients and AdamW's states in float32, and for a pass in bfloat16."""
+    settings = ActorConfig(activation_checkpointing=checkpointing, activation_memory_budget=options.budget)
+    numbers = 4 if options.optimizer else 2
+    return 4 * numbers * size.parameters + pass_bytes(size, settings, 2, 1, options.rows * options.row)
+
+
+def milliseconds_of_parts(engine: TrainingEngine, batch: Batch, options: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of the forward and backward passes of each part of a layer alone, on random hidden states of a
+    micro-batch, not compiled. `experts` contain `products`, and `exchange` where ranks divide them."""
+    layer, tokens = engine.network.decoder.layers[0], options.rows * options.row
+    attention, router, experts = layer.self_attn, layer.mlp.gate, layer.mlp.experts
+    given = arguments_of(attention, engine, batch.rows(slice(options.rows)))
+    layer.unshard()
+    width = router.weight.shape[1]
+    hidden = torch.randn(tokens, width, device=options.device, dtype=engine.execution.dtype)
+    with torch.no_grad():
+        _, weights, index = router(hidden)
+    copies = hidden.repeat_interleave(index.shape[1], 0)
+    held = index.flatten() // (experts.of_router // experts.num_experts)
+    offsets = held.bincount(minlength=experts.num_experts).cumsum(0).to(torch.int32)
+
+    def products(rows: Tensor) -> Tensor:
+        both = nn.functional.grouped_mm(rows, experts.gate_up_proj.transpose(1, 2), offs=offsets)
+        return nn.functional.grouped_mm(experts._apply_gate(both), experts.down_proj.transpose(1, 2), offs=offsets)
+
+    parts: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], Any]] = {
+        "attention": (hidden.unsqueeze(0), lambda rows: attention(hidden_states=rows, **given)[0], attention),
+        "router": (hidden, lambda rows: router(rows)[1], router),
+        "experts": (hidden, lambda rows: experts(rows, index, weights), experts),
+        "products": (copies, products, experts),
+        "exchange": (copies, lambda rows: Copied.apply(Copied.apply(rows)), nn.Identity()),
+    }
+    measured = {}
+    for name, (rows, compute, module) in parts.items():
+        inputs = [rows.detach().requires_grad_(), *module.parameters()]
+
+        def both_passes(inputs: list[Tensor] = inputs, compute: Callable[[Tensor], Tensor] = compute) -> None:
+            output = compute(inputs[0])
+            torch.autograd.grad(output, inputs, torch.ones_like(output), allow_unused=True)
+
+        measured[f"{name}_ms"] = round(1000 * seconds(both_passes, options.repeats), 3)
+    layer.reshard()
+    return measured
+
+
+def arguments_of(attention: nn.Module, engine: TrainingEngine, batch: Batch) -> dict[str, Any]:
+    """What attention gets beside hidden states in a pass of a micro-batch."""
+    kept: dict[str, Any] = {}
+    hook = attention.register_forward_pre_hook(lambda _, __, given: kept.update(given), with_kwargs=True)
+    with torch.compiler.set_stance("force_eager"):
+        engine.forward(batch, MicroBatchLimit(len(batch)))
+    hook.remove()
+    return {name: value for name, value in kept.items() if name != "hidden_states"}
+
+
+if __name__ == "__main__":
+    main()
