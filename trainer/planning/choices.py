@@ -177,6 +177,8 @@ class _Machine:
         sharding = settings.sharding
         if "expert_parallel" in sharding.model_fields_set or settings.backend != "fsdp" or sharding.tensor_parallel > 1:
             return []
+        if not isinstance(sharding.reshard_after_forward, bool):
+            return []
         fitting: list[set[int]] = []
         for like in alike:
             size, slots = size_of(self.config, like), self.placement[like]

@@ -19,7 +19,7 @@ def sizes_that_fit(experts: Experts, size: ModelSize, ranks: int, copy: int, on_
     for parts in range(2, min(on_node, experts.number) + 1):
         others = max(1, copy // parts)
         divides = not (ranks % parts or on_node % parts or copy % parts or experts.number % parts)
-        if divides and not (size.hidden % others or 2 * experts.width % others):
+        if divides and not (size.hidden % others or experts.width % others):
             yield parts
 
 

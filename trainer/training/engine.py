@@ -357,9 +357,7 @@ def parameter_groups(network: nn.Module, decay_vectors: bool = True) -> list[dic
             # Experts' biases have two dimensions, because those of all experts are one weight.
             decays = decay_vectors or (weight.ndim > 1 and not name.endswith("bias"))
             groups[weight.device_mesh, decays].append(weight)
-    return [
-        {"params": weights, **({} if decays else {"weight_decay": 0.0})} for (_, decays), weights in groups.items()
-    ]
+    return [{"params": weights, **({} if decays else {"weight_decay": 0.0})} for (_, decays), weights in groups.items()]
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -169,7 +169,8 @@ def found(case: Case) -> Found:
         "metrics": metrics,
         "updates": [engine.update(own, loss, limit) for _ in range(UPDATES)],
         "weights": {
-            name: weight.clone() for name, weight in engine.full_weights(engine.network.language_model, shared_once=True)
+            name: weight.clone()
+            for name, weight in engine.full_weights(engine.network.language_model, shared_once=True)
         },
     }
 
@@ -179,8 +180,10 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     results = {}
     import os
+
     for case in CASES[world_size]:
-        if os.environ.get('ONLY','') not in case.name: continue
+        if os.environ.get("ONLY", "") not in case.name:
+            continue
         print(rank, case.name, flush=True)
         results[case.name] = found(case)
     if rank == 0:
@@ -190,7 +193,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    for world_size in (CASES if len(sys.argv) < 3 else [int(sys.argv[2])]):
+    for world_size in CASES if len(sys.argv) < 3 else [int(sys.argv[2])]:
         fork_ranks(run, world_size, directory)
 
 
