@@ -260,8 +260,8 @@ def planned_bytes(size: ModelSize, checkpointing: bool, options: argparse.Namesp
 
 def milliseconds_of_parts(engine: TrainingEngine, batch: Batch, options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of the forward and backward passes of each part of a layer alone, on random hidden states of a
-    micro-batch, not compiled. `experts` contain `products` and, where ranks divide them, two exchanges, each of which is
-    a `copy` here."""
+    micro-batch, not compiled. `experts` contain `products` and, where ranks divide them, two exchanges, here each a
+    `copy`."""
     layer, tokens = engine.network.decoder.layers[0], options.rows * options.row
     attention, router, experts = layer.self_attn, layer.mlp.gate, layer.mlp.experts
     given = arguments_of(attention, engine, batch.rows(slice(options.rows)))

@@ -110,7 +110,7 @@ def sent_gib(config: WorkersConfig, placement: Placement) -> float:
     if _transport(config, placement) != "NCCL":
         return 0.0
     sharding = config.actor.sharding
-    held = held_parameters(config, "actor", len(placement["actor"]))
+    held = _held_parameters(config, "actor", len(placement["actor"]))
     shard = held * TYPE_BYTES[config.actor.weights_dtype] / GIB
     return _whole_gib(config, config.model.dtype_on("cuda")) + shard * sharding.param_offload
 
@@ -163,7 +163,7 @@ def _gib(
         taken = _engine_gib(config, parameters(model_of(config, role)) / GIB * width, on_gpu, device_gib)
         copy = copied_gib(config, placement)
         return (0.0, taken + copy) if on_gpu and config.rollout.sleep else (taken, copy)
-    held, leaving = held_parameters(config, role, ranks) / GIB, _leaving_gib(config, role, ranks, device)
+    held, leaving = _held_parameters(config, role, ranks) / GIB, _leaving_gib(config, role, ranks, device)
     settings = settings_of(config, role)
     if _keeps_weights_only(config, role):
         return held * width - leaving, leaving
@@ -178,19 +178,14 @@ def _keeps_weights_only(config: WorkersConfig, role: str) -> bool:
     return role in ("reference", "teacher") or settings_of(config, role).lora.rank > 0
 
 
-def held_parameters(config: WorkersConfig, role: str, ranks: int) -> float:
-    """Parameters of a role's network that each rank holds: its shard, and of a mixture its share of the experts."""
-    sharding, size = settings_of(config, role).sharding, size_of(config, role)
-    copy = sharding.shard_size or ranks
-    if size is None or size.experts is None:
-        return (parameters(model_of(config, role)) if size is None else size.parameters) / copy
-    experts = size.experts.parameters
-    return (size.parameters - experts) / copy + experts / max(copy, sharding.expert_parallel)
+def _held_parameters(config: WorkersConfig, role: str, ranks: int) -> float:
+    """Parameters of a role's network in the shard of each rank."""
+    return parameters(model_of(config, role)) / (settings_of(config, role).sharding.shard_size or ranks)
 
 
 def _leaving_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:
     """GiB that a rank of a training role moves to its node's memory while it is idle."""
-    settings, held = settings_of(config, role), held_parameters(config, role, ranks) / GIB
+    settings, held = settings_of(config, role), _held_parameters(config, role, ranks) / GIB
     sharding, frozen = settings.sharding, role in ("reference", "teacher")
     if device == "cpu":
         return 0.0
@@ -225,7 +220,7 @@ def away_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float
 def _states_gib(config: WorkersConfig, role: str, ranks: int) -> float:
     """GiB of the optimizer state of a rank that trains all weights."""
     settings = settings_of(config, role)
-    return held_parameters(config, role, ranks) / GIB * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
+    return _held_parameters(config, role, ranks) / GIB * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
 
 
 def _passes_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:
