@@ -120,7 +120,7 @@ SHAPES = {
     # 3.1 billion parameters, 0.7 of them active; Qwen3-30B-A3B.
     "moe-3B": MixtureShape(1024, 512, 28, 16, 4, tied=True, experts=64),
     "moe-30B": MixtureShape(2048, 768, 48, 32, 4, tied=False, experts=128),
-    "moe-tiny": MixtureShape(64, 32, 2, 2, 1, tied=True, vocabulary=1024, experts=16, chosen=2, width=32),
+    "moe-tiny": MixtureShape(64, 32, 2, 2, 1, tied=True, vocabulary=1024, experts=128, chosen=2, width=32),
 }
 
 

@@ -1,32 +1,32 @@
 """A mixture of experts, measured as one of the ranks that divide its experts (expert parallelism).
 
-    python -m benchmarks.gpu.experts --shape moe-30B --layers 6 --parallel 1 2 8 [--optimizer] [--parts]
+    python -m benchmarks.gpu.experts --shape moe-30B --layers 6 --parallel 1 2 8 [--optimizer] [--parts DIR]
 
-Updates of the training engine on one GPU, which has the work of one of X ranks: all layers but few of them, the X-th
-part of their experts, and as many tokens for these as the rank sends away itself. Local copies of the same bytes
-replace the exchange of tokens; gathering weights and averaging gradients is not measured. Weights are in float32,
-computation in bfloat16. A bias in the routers makes some experts popular: `load` is the most tokens of an expert, as a
-multiple of the mean. TFLOP/s count the parameters that a token uses (`trainer.planning.flops`), MFU is against the
-matrix rate measured in the same run, `planned_gib` is what `trainer plan` reckons. With fewer layers than the whole
-model, fewer tokens are responses, so that the output head weighs as in the whole. If memory is full, half the layers
-are tried next.
+Updates of the training engine on one GPU, which has the work of one of X ranks: a part of the layers, the X-th part of
+their experts, and the tokens that X ranks with the same rows send to these. Local copies of as many bytes replace the
+exchange of tokens; gathering weights and averaging gradients is not measured. Weights are in float32, computation in
+bfloat16. A bias in the routers makes some experts popular: `load` is the most tokens of an expert, as a multiple of the
+mean. TFLOP/s count the parameters that a token uses (`trainer.planning.flops`), MFU is against the matrix rate measured
+in the same run, `planned_gib` is what `trainer plan` reckons. With fewer layers than the whole model, fewer tokens are
+responses, so that the output head weighs as in the whole. If memory is full, half the layers are tried next.
 
-With `--parts` each part of a layer is measured alone, and $LOGS gets the longest kernels of an update.
+With `--parts` each part of a layer is measured alone, and DIR gets the longest kernels of an update.
 """
 
 import argparse
 import gc
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from benchmarks.gpu.common import (
     SHAPES,
@@ -42,51 +42,43 @@ from benchmarks.gpu.train_step import make_batch, policy_loss, profile
 from trainer.config.sections.roles import ActorConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
+from trainer.models.experts import ExpertGroup, expert_modules
 from trainer.models.networks import PolicyNetwork
 from trainer.planning.activations import pass_bytes
 from trainer.planning.flops import Rows, update_flops
 from trainer.planning.model_size import ModelSize
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.memory.allocator import use_expandable_segments
-from trainer.training.ranks.sharding import Execution
+from trainer.training.ranks.sharding import EXPERT, EXPERT_SHARD, Execution
 
 MIXTURES = [name for name, shape in SHAPES.items() if isinstance(shape, MixtureShape)]
-DIVIDED = "divided_by_copies"
-# Neighbouring experts that are equally popular, so that a rank's experts are loaded alike for every X up to this.
-ALIKE = 8
+# Every so many experts have all degrees of popularity, so that ranks are loaded alike for every X that leaves them.
+DEGREES = 16
 
 
-class Copied(torch.autograd.Function):
-    """A copy of the rows, as the rank receives them; their gradients are copied back."""
+class LocalCopies(ExpertGroup):
+    """One of several members with the same tokens, which receives copies of rows that it has. `sent` counts bytes."""
 
-    @staticmethod
-    def forward(_ctx: Any, rows: Tensor) -> Tensor:
-        return torch.empty_like(rows).copy_(rows)
+    def __init__(self, members: int) -> None:
+        super().__init__(dist.group.WORLD)
+        self.members = members
+        self.sent = 0
 
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.empty_like(gradient).copy_(gradient)
+    @property
+    def rank(self) -> int:
+        return 0
 
+    @property
+    def size(self) -> int:
+        return self.members
 
-@torch.compiler.disable  # like any exchange
-def divided(experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """The forward pass of the experts that a rank holds: tokens are sorted by expert, sent, computed, and sent back.
+    def loads(self, counts: Tensor) -> Tensor:
+        return counts.cpu().view(1, self.members, -1).repeat(self.members, 1, 1)
 
-    X neighbouring experts of the router stand for one that the rank holds.
-    """
-    tokens, chosen = index.shape
-    order = index.flatten().argsort(stable=True)
-    held = index.flatten()[order] // (experts.of_router // experts.num_experts)
-    received = Copied.apply(hidden[order // chosen])
-    computed = grouped_mm_experts_forward(experts, received, held.unsqueeze(1), received.new_ones(len(received), 1))
-    returned = Copied.apply(computed)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
-    weighted = returned[inverse] * weights.reshape(-1, 1)
-    return weighted.view(tokens, chosen, -1).sum(1).to(hidden.dtype)
-
-
-ALL_EXPERTS_FUNCTIONS.register(DIVIDED, divided)
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        count, rows = sum(received), rows.contiguous()
+        self.sent += sum(sent[1:]) * rows.shape[1] * rows.element_size()
+        return torch.cat([rows, rows[: count - len(rows)]]) if count > len(rows) else rows[:count].clone()
 
 
 class SkewedRouter(nn.Module):  # type: ignore[misc]
@@ -97,8 +89,8 @@ class SkewedRouter(nn.Module):  # type: ignore[misc]
         device = router.weight.device
         self.top_k = router.top_k
         self.weight = nn.Parameter(torch.randn(experts, router.weight.shape[1], device=device) * 0.02)
-        popularity = torch.linspace(-1.0, 1.0, math.ceil(experts / ALIKE), device=device) * skew
-        self.register_buffer("bias", popularity.repeat_interleave(ALIKE)[:experts])
+        popularity = torch.linspace(-1.0, 1.0, DEGREES, device=device) * skew
+        self.register_buffer("bias", popularity.repeat(experts // DEGREES))
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, weights and indices of the chosen experts, [tokens, experts] and twice [tokens, chosen]."""
@@ -187,12 +179,19 @@ def measure(
     held = ModelSize.of_mixture(model)
     assert held is not None
     execution = Execution(options.device, dtype, checkpointing, compiled, options.budget)
-    engine = TrainingEngine(PolicyNetwork(model, 1.0), execution, OptimizerSettings(1e-6, 0.0, 1.0))
+    # A rank that has its experts to itself.
+    alone = init_device_mesh(options.device.type, (1, 1), mesh_dim_names=(EXPERT_SHARD, EXPERT)) if ranks > 1 else None
+    with patch("trainer.training.ranks.sharding.expert_mesh", return_value=alone):
+        engine = TrainingEngine(PolicyNetwork(model, 1.0), execution, OptimizerSettings(1e-6, 0.0, 1.0))
+    group = LocalCopies(ranks)
+    for experts in expert_modules(engine.network):
+        experts.expert_group, experts.num_experts = group, whole.experts
     rows, limit = options.rows * options.micro_batches, MicroBatchLimit(options.rows)
     response = max(1, options.row * layers // (2 * SHAPES[options.shape].layers))
     batch = make_batch(whole, rows, options.row - response, response, 0.0)
 
     def update() -> None:
+        group.sent = 0
         if options.optimizer:
             engine.update(batch, policy_loss, limit)
             return
@@ -213,6 +212,7 @@ def measure(
         tflops=round(work / taken / 1e12, 1),
         mfu=round(work / taken / options.rate, 3),
         matrix_tflops=round(options.rate / 1e12),
+        exchanged_gib=round(group.sent / 2**30, 2),
         parameters=held.parameters,
         peak_gib=round(peak / 2**30, 1),
         planned_gib=round(planned_bytes(held, checkpointing, options) / 2**30, 1),
@@ -224,14 +224,13 @@ def measure(
 
 def model_of_rank(whole: MixtureShape, ranks: int, options: argparse.Namespace) -> Any:
     """A random model with the experts that one of `ranks` ranks holds, and routers over all of them."""
-    if whole.experts % ranks or ranks > ALIKE:
-        raise SystemExit(f"--parallel {ranks}: give a divisor of {whole.experts}, at most {ALIKE}")
-    model = random_model(replace(whole, experts=whole.experts // ranks), options.device.type, torch.float32)
+    held = whole.experts // ranks
+    if whole.experts % ranks or held % DEGREES:
+        raise SystemExit(f"--parallel {ranks}: {whole.experts} / {ranks} experts are not no multiple of {DEGREES}")
+    model = random_model(replace(whole, experts=held), options.device.type, torch.float32)
     torch.manual_seed(1)
     for layer in model.model.layers:
         layer.mlp.gate = SkewedRouter(layer.mlp.gate, whole.experts, options.skew)
-        layer.mlp.experts.of_router = whole.experts
-    model.set_experts_implementation("grouped_mm" if ranks == 1 else DIVIDED)
     return model
 
 
@@ -261,7 +260,8 @@ def planned_bytes(size: ModelSize, checkpointing: bool, options: argparse.Namesp
 
 def milliseconds_of_parts(engine: TrainingEngine, batch: Batch, options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of the forward and backward passes of each part of a layer alone, on random hidden states of a
-    micro-batch, not compiled. `experts` contain `products`, and `exchange` where ranks divide them."""
+    micro-batch, not compiled. `experts` contain `products` and, where ranks divide them, two exchanges, here each a
+    `copy`."""
     layer, tokens = engine.network.decoder.layers[0], options.rows * options.row
     attention, router, experts = layer.self_attn, layer.mlp.gate, layer.mlp.experts
     given = arguments_of(attention, engine, batch.rows(slice(options.rows)))
@@ -270,24 +270,35 @@ def milliseconds_of_parts(engine: TrainingEngine, batch: Batch, options: argpars
     hidden = torch.randn(tokens, width, device=options.device, dtype=engine.execution.dtype)
     with torch.no_grad():
         _, weights, index = router(hidden)
+    gate_up, down = (
+        weight.to_local() if isinstance(weight, DTensor) else weight
+        for weight in (experts.gate_up_proj, experts.down_proj)
+    )
+    # The tokens of the rank's own experts, from all ranks.
+    group: LocalCopies = experts.expert_group
+    counts = index.flatten().bincount(minlength=experts.num_experts)[: len(gate_up)] * group.size
     copies = hidden.repeat_interleave(index.shape[1], 0)
-    held = index.flatten() // (experts.of_router // experts.num_experts)
-    offsets = held.bincount(minlength=experts.num_experts).cumsum(0).to(torch.int32)
+    received = group.exchange(copies, [len(copies)], [int(counts.sum())])
+    offsets = counts.cumsum(0).to(torch.int32)
 
     def products(rows: Tensor) -> Tensor:
-        both = nn.functional.grouped_mm(rows, experts.gate_up_proj.transpose(1, 2), offs=offsets)
-        return nn.functional.grouped_mm(experts._apply_gate(both), experts.down_proj.transpose(1, 2), offs=offsets)
+        both = nn.functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=offsets)
+        return nn.functional.grouped_mm(experts._apply_gate(both), down.transpose(1, 2), offs=offsets)
 
-    parts: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], Any]] = {
-        "attention": (hidden.unsqueeze(0), lambda rows: attention(hidden_states=rows, **given)[0], attention),
-        "router": (hidden, lambda rows: router(rows)[1], router),
-        "experts": (hidden, lambda rows: experts(rows, index, weights), experts),
-        "products": (copies, products, experts),
-        "exchange": (copies, lambda rows: Copied.apply(Copied.apply(rows)), nn.Identity()),
+    parts: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], list[Tensor]]] = {
+        "attention": (
+            hidden.unsqueeze(0),
+            lambda rows: attention(hidden_states=rows, **given)[0],
+            list(attention.parameters()),
+        ),
+        "router": (hidden, lambda rows: router(rows)[1], list(router.parameters())),
+        "experts": (hidden, lambda rows: experts(rows, index, weights), list(experts.parameters())),
+        "products": (received, products, [gate_up, down]),
+        "copy": (copies, Tensor.clone, []),
     }
     measured = {}
-    for name, (rows, compute, module) in parts.items():
-        inputs = [rows.detach().requires_grad_(), *module.parameters()]
+    for name, (rows, compute, trained) in parts.items():
+        inputs = [rows.detach().requires_grad_(), *trained]
 
         def both_passes(inputs: list[Tensor] = inputs, compute: Callable[[Tensor], Tensor] = compute) -> None:
             output = compute(inputs[0])

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 class ClusterNode:
     """A node of the Ray cluster, with the resources that Ray reports.
 
-    `device_gib` is the memory of each of its GPUs, the least if they differ, or of the node if it trains on CPU; None
-    if unknown.
+    `device_gib` is the memory of each of its GPUs, the least if they differ, or of the node if it trains on CPU, and
+    `node_gib` the node's own that is left beside Ray's object store; None if unknown.
     """
 
     id: str
@@ -25,6 +25,7 @@ class ClusterNode:
     cpus: int
     gpus: int
     device_gib: float | None = None
+    node_gib: float | None = None
 
 
 def find_nodes(count: int | None, gpus_per_node: int | None) -> list[ClusterNode]:
@@ -36,6 +37,7 @@ def find_nodes(count: int | None, gpus_per_node: int | None) -> list[ClusterNode
             address=entry["NodeManagerAddress"],
             cpus=int(entry["Resources"].get("CPU", 0)),
             gpus=int(entry["Resources"].get("GPU", 0)),
+            node_gib=entry["Resources"]["memory"] / 2**30 if "memory" in entry["Resources"] else None,
         )
         for entry in ray.nodes()
         if entry["Alive"]

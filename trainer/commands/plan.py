@@ -18,6 +18,9 @@ def plan(
     gpu_gib: Annotated[
         float | None, typer.Option(min=0, help="GiB of memory of a GPU, like 80; that of the GPUs here if not given.")
     ] = None,
+    node_gib: Annotated[
+        float | None, typer.Option(min=0, help="GiB of memory of a node; unknown if a machine is described without it.")
+    ] = None,
     config_name: ConfigName = None,
     config_path: ConfigPath = None,
 ) -> None:
@@ -25,5 +28,5 @@ def plan(
     settings = load(config, overrides, config_name, config_path)
     from trainer.planning.machine import plan_without_cluster
 
-    for line in plan_without_cluster(settings, nodes, gpus, gpu_gib).lines():
+    for line in plan_without_cluster(settings, nodes, gpus, gpu_gib, node_gib).lines():
         emit(line)

@@ -14,6 +14,7 @@ from trainer.config.sections.roles import LoraConfig, TrainedModelConfig
 from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
+from trainer.models.experts import check_expert_parallel
 from trainer.models.model_class import check_causal, check_exported
 from trainer.models.networks import check_context_parallel
 from trainer.models.overrides import check_layers, with_overrides
@@ -111,7 +112,8 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
     Raises DataError if a model is missing, of the wrong kind or more than a run would export, or if the vocabulary of
     critic or teacher is not the actor's.
     Raises ConfigError if a role's training backend does not support its model, DataError if the ranks of
-    `sharding.context_parallel` cannot compute its rows together.
+    `sharding.context_parallel` cannot compute its rows together or those of `sharding.expert_parallel` cannot divide
+    its experts.
     """
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
@@ -152,11 +154,13 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
 
 
 def _check_sharing(role: str, settings: TrainedModelConfig, model: Path) -> None:
-    ranks, split = settings.sharding.context_parallel, settings.sharding.tensor_parallel
-    if ranks > 1:
+    sharding = settings.sharding
+    if sharding.context_parallel > 1 or sharding.expert_parallel > 1:
         from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
 
-        check_context_parallel(empty_language_model(model), role, ranks, split)
+        language_model = empty_language_model(model)
+        check_context_parallel(language_model, role, sharding.context_parallel, sharding.tensor_parallel)
+        check_expert_parallel(language_model, role, sharding.expert_parallel)
 
 
 def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None:

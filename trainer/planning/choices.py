@@ -16,6 +16,7 @@ from trainer.config.tree import WorkersConfig
 from trainer.errors import DataError
 from trainer.models.networks import check_context_parallel
 from trainer.planning.activations import bytes_per_token, gathered_bytes, pass_bytes
+from trainer.planning.expert_traffic import WORTH, received_bytes, sizes_that_fit
 from trainer.planning.memory import (
     GIB,
     GRAPHS_GIB,
@@ -25,6 +26,7 @@ from trainer.planning.memory import (
     by_device,
     copied_gib,
     model_of,
+    offloaded_gib,
     settings_of,
     shares,
     size_of,
@@ -76,12 +78,14 @@ def with_choices(config: WorkersConfig, placement: Placement) -> tuple[WorkersCo
     if placement["actor"][0].device == "cpu" or unknown or size is None:
         return config, made
     roles = ("actor", "critic")
-    steps: list[Callable[[_Machine], Iterator[Choice]]] = [_offload]
+    steps: list[Callable[[_Machine], Iterator[Choice]]] = [partial(_experts_for_room, role=role) for role in roles]
+    steps.append(_offload)
     steps += [partial(_context, role=role) for role in roles]
     steps.append(_offload)  # what did not suffice for whole rows may do for a part of each
     if "rollout" in placement:
         steps += [_sequences, _cache]
     steps += [partial(_passes, role=role) for role in roles]
+    steps += [partial(_experts_for_traffic, role=role) for role in roles]
     steps += [partial(_traffic, role=role, key=key) for key in TRAFFIC for role in roles]
     for step in steps:
         for choice in step(_Machine(config, placement, size)):
@@ -152,11 +156,38 @@ class _Machine:
     @property
     def rows_fit(self) -> bool:
         """Whether each role has room for a row in a pass, if it computes activations again, and for some tokens."""
-        return all(
-            self.fitting(role, checkpointing=True) >= max(self.row_of_rank(role), FEW_TOKENS)
-            for role in self.config.trained
-            if self.chooses_passes(role)
-        )
+        return all(self.role_fits(role) for role in self.config.trained if self.chooses_passes(role))
+
+    def role_fits(self, role: str) -> bool:
+        """The same for one role."""
+        return self.fitting(role, checkpointing=True) >= max(self.row_of_rank(role), FEW_TOKENS)
+
+    @property
+    def nodes_hold_offload(self) -> bool:
+        """Whether each node whose memory is known has room for what its ranks offload."""
+        offloaded = offloaded_gib(self.config, self.placement).items()
+        return all(node.node_gib is None or gib <= FILLED * node.node_gib for node, gib in offloaded)
+
+    def dividing_experts(self, role: str) -> list[int]:
+        """The numbers of ranks that may divide the experts of a role, if that is left to choose: of all models whose
+        ranks are divided like this role's."""
+        if role not in self.placement:
+            return []
+        settings, alike = settings_of(self.config, role), self.sharded_alike(role)
+        sharding = settings.sharding
+        if "expert_parallel" in sharding.model_fields_set or settings.backend != "fsdp" or sharding.tensor_parallel > 1:
+            return []
+        if not isinstance(sharding.reshard_after_forward, bool):
+            return []
+        fitting: list[set[int]] = []
+        for like in alike:
+            size, slots = size_of(self.config, like), self.placement[like]
+            if size is None or size.experts is None:
+                return []
+            copy = sharding.shard_size or len(slots)
+            on_nodes = Counter(slot.node.id for slot in slots).values()
+            fitting += (set(sizes_that_fit(size.experts, size, len(slots), copy, count)) for count in on_nodes)
+        return sorted(set.intersection(*fitting))
 
     @property
     def responses_per_engine(self) -> int:
@@ -254,11 +285,48 @@ def _context(machine: _Machine, role: str) -> Iterator[Choice]:
             return
 
 
+def _experts_for_room(machine: _Machine, role: str) -> Iterator[Choice]:
+    if role not in machine.placement or not machine.chooses_passes(role) or machine.role_fits(role):
+        return
+    key = f"{role}.sharding.expert_parallel"
+    for ranks in machine.dividing_experts(role):
+        if replace(machine, config=with_setting(machine.config, key, ranks)).role_fits(role):
+            yield Choice(key, ranks, "a pass that gathers all experts of a layer has no room for the longest row")
+            return
+
+
+def _experts_for_traffic(machine: _Machine, role: str) -> Iterator[Choice]:
+    if not (sizes := machine.dividing_experts(role)):
+        return
+    settings, size, ranks = (
+        settings_of(machine.config, role),
+        size_of(machine.config, role),
+        len(machine.placement[role]),
+    )
+    tokens = settings.micro_batch_tokens
+    if size is None or tokens is None or settings.sharding.expert_parallel > 1:
+        return
+    received = {
+        parts: received_bytes(
+            size, with_setting(settings, "sharding.expert_parallel", parts), machine.type_bytes, ranks, tokens
+        )
+        / GIB
+        for parts in (1, *sizes)
+    }
+    best = min(sizes, key=received.__getitem__)
+    if received[1] > WORTH * received[best]:
+        reason = (
+            f"for a micro-batch a rank receives {received[best]:.0f} GiB of tokens and experts, and "
+            f"{received[1]:.0f} if it gathers all experts"
+        )
+        yield Choice(f"{role}.sharding.expert_parallel", best, reason)
+
+
 def _offload(machine: _Machine) -> Iterator[Choice]:
     if machine.rows_fit:
         return
     for saving, offloaded in _offloads(machine):
-        if offloaded.rows_fit:
+        if offloaded.rows_fit and offloaded.nodes_hold_offload:
             reason = f"without it a pass has no room for the longest row, or not for {FEW_TOKENS:,} tokens"
             yield from (Choice(key, True, reason) for key in saving)
             return

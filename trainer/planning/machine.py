@@ -13,8 +13,11 @@ from trainer.planning.placement import roles_of
 from trainer.planning.plan import Plan, plan_of
 
 
-def plan_without_cluster(config: Config, nodes: int | None, gpus: int | None, gpu_gib: float | None) -> Plan:
-    """The plan for nodes of `gpus` GPUs with `gpu_gib` GiB each, or for what this machine has.
+def plan_without_cluster(
+    config: Config, nodes: int | None, gpus: int | None, gpu_gib: float | None, node_gib: float | None = None
+) -> Plan:
+    """The plan for nodes of `gpus` GPUs with `gpu_gib` GiB each and `node_gib` of their own, or for what this machine
+    has.
 
     Raises ConfigError if the GPUs' memory is not known, or if batches or models do not fit.
     """
@@ -26,6 +29,9 @@ def plan_without_cluster(config: Config, nodes: int | None, gpus: int | None, gp
     memory = gpu_gib or device_memory("cuda" if per_node else "cpu")
     if memory is None:
         raise ConfigError("the memory of the GPUs is unknown on this machine", hint="pass --gpu-gib, like --gpu-gib 80")
-    assumed = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node, memory) for at in range(count)]
+    if node_gib is None and nodes is gpus is gpu_gib is None:
+        node_gib = device_memory("cpu")
+    named = (f"node{at}" for at in range(count))
+    assumed = [ClusterNode(name, name, os.cpu_count() or 1, per_node, memory, node_gib) for name in named]
     slots = numbered_slots(assumed, per_node, PlacementGroup.empty())
     return plan_of(config, slots, roles_of(config))

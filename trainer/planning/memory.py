@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from trainer.cluster.nodes import Slot
+from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.sections.roles import ActorConfig, CriticConfig
 from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError
@@ -110,7 +110,8 @@ def sent_gib(config: WorkersConfig, placement: Placement) -> float:
     if _transport(config, placement) != "NCCL":
         return 0.0
     sharding = config.actor.sharding
-    shard = _whole_gib(config, config.actor.weights_dtype) / (sharding.shard_size or len(placement["actor"]))
+    held = _held_parameters(config, "actor", len(placement["actor"]))
+    shard = held * TYPE_BYTES[config.actor.weights_dtype] / GIB
     return _whole_gib(config, config.model.dtype_on("cuda")) + shard * sharding.param_offload
 
 
@@ -158,22 +159,52 @@ def _gib(
         reward_model = config.reward.model
         type_bytes = TYPE_BYTES[reward_model.dtype or config.model.dtype_on(device)]
         return (parameters(reward_model.path) / GIB * type_bytes if reward_model.path else 0.0), 0.0
-    count = parameters(model_of(config, role)) / GIB
     if role == "rollout":
-        taken = _engine_gib(config, count * width, on_gpu, device_gib)
+        taken = _engine_gib(config, parameters(model_of(config, role)) / GIB * width, on_gpu, device_gib)
         copy = copied_gib(config, placement)
         return (0.0, taken + copy) if on_gpu and config.rollout.sleep else (taken, copy)
+    held, leaving = _held_parameters(config, role, ranks) / GIB, _leaving_gib(config, role, ranks, device)
     settings = settings_of(config, role)
-    held = count / (settings.sharding.shard_size or ranks)
-    if role in ("reference", "teacher") or settings.lora.rank:  # adapters are small compared with the model
-        leaves = config.reference.param_offload if role in ("reference", "teacher") else settings.sharding.param_offload
-        return (0.0, held * width) if on_gpu and leaves else (held * width, 0.0)
+    if _keeps_weights_only(config, role):
+        return held * width - leaving, leaving
     weights = gradients = held * TYPE_BYTES[settings.weights_dtype]
     states = _states_gib(config, role, ranks)
-    leaving = weights * settings.sharding.param_offload + states * settings.sharding.optimizer_offload
-    leaving *= on_gpu
     passes = _passes_gib(config, role, ranks, device)
     return weights + states - leaving, gradients + leaving, max(0.0, passes - away_gib(config, role, ranks, device))
+
+
+def _keeps_weights_only(config: WorkersConfig, role: str) -> bool:
+    """Whether a role has no gradients and states, or few: adapters are small compared with the model."""
+    return role in ("reference", "teacher") or settings_of(config, role).lora.rank > 0
+
+
+def _held_parameters(config: WorkersConfig, role: str, ranks: int) -> float:
+    """Parameters of a role's network in the shard of each rank."""
+    return parameters(model_of(config, role)) / (settings_of(config, role).sharding.shard_size or ranks)
+
+
+def _leaving_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:
+    """GiB that a rank of a training role moves to its node's memory while it is idle."""
+    settings, held = settings_of(config, role), _held_parameters(config, role, ranks) / GIB
+    sharding, frozen = settings.sharding, role in ("reference", "teacher")
+    if device == "cpu":
+        return 0.0
+    if _keeps_weights_only(config, role):
+        leaves = config.reference.param_offload if frozen else sharding.param_offload
+        return held * TYPE_BYTES[config.model.dtype_on(device)] * leaves
+    weights = held * TYPE_BYTES[settings.weights_dtype] * sharding.param_offload
+    return weights + _states_gib(config, role, ranks) * sharding.optimizer_offload
+
+
+def offloaded_gib(config: WorkersConfig, placement: Placement) -> dict[ClusterNode, float]:
+    """GiB of each node's memory for what its ranks offload."""
+    nodes: dict[ClusterNode, float] = defaultdict(float)
+    for role, slots in placement.items():
+        if role not in ("rollout", "reward"):
+            leaving = _leaving_gib(config, role, len(slots), slots[0].device)
+            for slot in slots:
+                nodes[slot.node] += leaving
+    return {node: gib for node, gib in nodes.items() if gib}
 
 
 def away_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:
@@ -189,8 +220,7 @@ def away_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float
 def _states_gib(config: WorkersConfig, role: str, ranks: int) -> float:
     """GiB of the optimizer state of a rank that trains all weights."""
     settings = settings_of(config, role)
-    held = parameters(model_of(config, role)) / GIB / (settings.sharding.shard_size or ranks)
-    return held * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
+    return _held_parameters(config, role, ranks) / GIB * TYPE_BYTES[settings.weights_dtype] * settings.optimizer.states
 
 
 def _passes_gib(config: WorkersConfig, role: str, ranks: int, device: str) -> float:

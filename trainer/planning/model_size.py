@@ -79,10 +79,12 @@ class ModelSize:
     @classmethod
     def of_mixture(cls, language_model: Any) -> "ModelSize | None":
         """The sizes of a mixture of experts that Transformers made, on any device; None if they are unknown."""
+        from trainer.models.experts import expert_modules  # takes seconds, and few runs need it
+
         config, layers = language_model.config.get_text_config(), language_model.get_decoder().layers
         attention, others, experts, count, sparse = 0, 0, 0, 0, 0
         for layer in layers:
-            inside = [module for module in layer.modules() if hasattr(module, "_is_expert_parallel")]
+            inside = expert_modules(layer)
             own = [weight for module in inside for weight in module.parameters()]
             held = {id(weight) for weight in own}
             experts += sum(weight.numel() for weight in own)

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from trainer.cluster.nodes import Slot
 from trainer.config.tree import WorkersConfig
 from trainer.planning.choices import Choice, with_choices
-from trainer.planning.memory import Share, alternatives, check_fit, copies_gib, shares, table, tight
+from trainer.planning.memory import (
+    Share,
+    alternatives,
+    check_fit,
+    copies_gib,
+    model_of,
+    offloaded_gib,
+    shares,
+    table,
+    tight,
+)
+from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, engine_slots, place_roles
 
 
@@ -21,6 +32,7 @@ class Plan:
 
     def lines(self) -> Iterator[str]:
         """The plan as text: choices, the table of memory, and a warning where memory may be short."""
+        yield from self._mixtures()
         for choice in self.choices:
             yield f"chosen: {choice}"
         silent = [share.slot.node.address for share in self.shares if share.slot.node.device_gib is None]
@@ -29,8 +41,26 @@ class Plan:
         yield from table(self.shares)
         if (gib := copies_gib(self.config, self.placement)) > 0:
             yield f"copies in the memory of each node: {gib:.2f} GiB, while they are renewed {3 * gib:.2f} GiB"
+        for node, gib in offloaded_gib(self.config, self.placement).items():
+            has = f"of {node.node_gib:.1f} GiB" if node.node_gib is not None else "GiB; how much it has is unknown"
+            yield f"offloaded to the memory of {node.address}: {gib:.1f} {has}"
+            if node.node_gib is not None and gib > node.node_gib:
+                yield f"warning: {node.address} lacks {gib - node.node_gib:.1f} GiB: offload less, or use more nodes"
         if warning := tight(self.shares):
             yield f"warning: {warning}"
+
+    def _mixtures(self) -> Iterator[str]:
+        """A line for each mixture of experts: its parameters, and those that compute a token."""
+        models = {role: model_of(self.config, role) for role in self.placement if role not in ("rollout", "reward")}
+        for model in dict.fromkeys(models.values()):
+            size = ModelSize.read(model)
+            if size is not None and size.experts is not None:
+                roles = ", ".join(role for role, its in models.items() if its == model)
+                yield (
+                    f"{roles}: {size.parameters / 1e9:.2f} billion parameters, {size.active / 1e9:.2f} active: "
+                    f"{size.experts.chosen} of {size.experts.number} experts in {size.experts.layers} of {size.layers} "
+                    "layers"
+                )
 
 
 def plan_of(config: WorkersConfig, slots: Sequence[Slot], roles: Sequence[str]) -> Plan:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.losses.aggregation import GlobalCount
@@ -36,7 +37,7 @@ from trainer.training.ranks.sharding import (
     compiles,
     context_group,
     device_mesh,
-    gathered_by_layer,
+    gathered_by_unit,
     reshard,
     shard,
     sharded_modules,
@@ -117,23 +118,12 @@ class TrainingEngine:
         self._states = Offload(partial(optimizer_states, self.optimizer) if offloads.optimizer_offload else list)
 
     def _new_optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
-        # Fused and foreach kernels cannot mix split and whole weights.
-        kernels: dict[str, bool | None] = {"foreach": None if self.peers is None else False}
-        if settings.kind.fused:
-            kernels["fused"] = self.device.type == "cuda" and self.peers is None
-        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        groups: list[dict[str, Any]] = [{"params": trained}]
-        if not settings.decay_vectors:
-            groups = [
-                {"params": [parameter for parameter in trained if parameter.ndim > 1]},
-                {"params": [parameter for parameter in trained if parameter.ndim == 1], "weight_decay": 0.0},
-            ]
         return getattr(torch.optim, settings.kind.torch)(
-            [group for group in groups if group["params"]],
+            parameter_groups(self.network, settings.decay_vectors),
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             **settings.arguments,
-            **kernels,
+            **({"fused": self.device.type == "cuda"} if settings.kind.fused else {}),
         )
 
     @contextmanager
@@ -318,7 +308,7 @@ class TrainingEngine:
         Every rank must exhaust it. A tied weight comes under both names, or under one with `shared_once`. A rank that
         holds whole weights yields the parameters themselves unless they are offloaded: copy what must survive the next
         update. Shards are converted to `dtype` before they are gathered, for half the traffic in 16 bits; if that is
-        the type of the computation, a layer's are gathered at once.
+        the type of the computation, a unit's are gathered at once.
         """
         reshard(self._sharded_modules)
         layers = adapted_layers(module) if self._has_adapters else ()
@@ -327,7 +317,7 @@ class TrainingEngine:
         convert = dtype is not None and not self._holds_whole_weights
         named = module.named_parameters(remove_duplicate=shared_once)
         if convert and dtype is self.execution.dtype and not adapted:
-            named = gathered_by_layer(module, named, layers=self._sharded_modules[1:])
+            named = gathered_by_unit(module, named, self._sharded_modules[1:])
         with self._weights.needed(written=False), torch.no_grad():
             for name, weight in named:
                 if name in adapted:
@@ -353,6 +343,21 @@ class TrainingEngine:
         if not self._holds_whole_weights:
             return weight.full_tensor()
         return weight.to_local().clone() if self.execution.sharding.param_offload else weight.to_local()
+
+
+def parameter_groups(network: nn.Module, decay_vectors: bool = True) -> list[dict[str, Any]]:
+    """The trained weights of a sharded network, as torch's optimizers take them.
+
+    Those of one mesh are a group, because fused kernels cannot mix meshes. Without `decay_vectors`, biases and weights
+    of one dimension are others, without weight decay.
+    """
+    groups: dict[tuple[DeviceMesh, bool], list[nn.Parameter]] = defaultdict(list)
+    for name, weight in network.named_parameters():
+        if weight.requires_grad:
+            # Experts' biases have two dimensions, because those of all experts are one weight.
+            decays = decay_vectors or (weight.ndim > 1 and not name.endswith("bias"))
+            groups[weight.device_mesh, decays].append(weight)
+    return [{"params": weights, **({} if decays else {"weight_decay": 0.0})} for (_, decays), weights in groups.items()]
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -33,10 +33,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plan(models: Path) -> Callable[..., Plan]:
-    def made(model: str, gpus: int, *gpu_gib: float | None, device: str = "cuda", **sections: Any) -> Plan:
+    def made(
+        model: str,
+        gpus: int,
+        *gpu_gib: float | None,
+        device: str = "cuda",
+        node_gib: float | None = None,
+        **sections: Any,
+    ) -> Plan:
         """The plan for a node with so many GPUs for each size of them."""
         config = Config.model_validate({"model": {"path": models / model}, **sections})
-        nodes = [ClusterNode(f"id{at}", f"10.0.0.{at}", 64, gpus, device_gib=gib) for at, gib in enumerate(gpu_gib)]
+        nodes = [ClusterNode(f"id{at}", f"10.0.0.{at}", 64, gpus, gib, node_gib) for at, gib in enumerate(gpu_gib)]
         slots = numbered_slots(nodes, gpus if device == "cuda" else 0, group=None)
         return plan_of(config, slots, roles_of(config))
 
@@ -147,6 +154,18 @@ def test_all_weights_of_7b_train_on_one_gpu_by_default(plan: Callable[..., Plan]
     assert tight(planned.shares) is None
     kept = plan("7B", 1, H200, **sections | {"actor": {**sections["actor"], "sharding": {"optimizer_offload": False}}})
     assert "actor.sharding.optimizer_offload" not in chosen(kept)
+
+
+def test_optimizer_states_are_offloaded_only_where_the_node_has_room_for_them(plan: Callable[..., Plan]) -> None:
+    little, enough = (plan("7B", 1, H200, node_gib=gib, **grpo(16, 256, 1024)) for gib in (60.0, 500.0))
+    offloaded = ["actor.sharding.optimizer_offload" in chosen(planned) for planned in (little, enough)]
+    assert offloaded == [False, True]
+    assert any("offloaded to the memory of 10.0.0.0: " in line and "of 500.0 GiB" in line for line in enough.lines())
+
+
+def test_a_plan_warns_of_more_offload_than_a_node_has_memory(plan: Callable[..., Plan]) -> None:
+    lines = list(plan("7B", 1, H200, node_gib=60.0, **grpo(16, 256, 1024), actor=OFFLOADED["actor"]).lines())
+    assert any(line.startswith("warning: 10.0.0.0 lacks ") for line in lines)
 
 
 def test_a_small_model_stays_on_its_gpu(plan: Callable[..., Plan]) -> None:

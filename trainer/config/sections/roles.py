@@ -101,6 +101,15 @@ class TrainedModelConfig(Section):
             raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
         return self
 
+    @model_validator(mode="after")
+    def _experts_are_divided_in_layers_of_transformers(self) -> Self:
+        if self.backend != "fsdp" and self.sharding.expert_parallel > 1:
+            raise ValueError(
+                f"backend={self.backend} does not support sharding.expert_parallel={self.sharding.expert_parallel}: "
+                "leave it out, or set backend=fsdp"
+            )
+        return self
+
 
 class AggregatedLossConfig(TrainedModelConfig):
     """The settings of a role whose token losses are aggregated as the user says."""

@@ -29,7 +29,8 @@ class ShardingConfig(Section):
     expert_parallel: int = Field(
         1,
         gt=0,
-        description="neighbouring ranks that divide the experts of each layer of a mixture; tokens travel to them",
+        description="neighbouring ranks that divide the experts of each layer among them; tokens travel to the ranks "
+        "of their experts. 1: experts are sharded and gathered like all other weights",
     )
     reshard_after_forward: bool | int = Field(
         True,
@@ -65,6 +66,22 @@ class ShardingConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _experts_are_divided_in_one_way(self) -> Self:
+        if self.expert_parallel == 1:
+            return self
+        if self.tensor_parallel > 1:
+            raise ValueError(
+                f"expert_parallel={self.expert_parallel} does not support tensor_parallel={self.tensor_parallel}: set "
+                "tensor_parallel=1; context_parallel also splits activations"
+            )
+        if not isinstance(self.reshard_after_forward, bool):
+            raise ValueError(
+                f"expert_parallel={self.expert_parallel} does not support reshard_after_forward="
+                f"{self.reshard_after_forward}: set that to true or false"
+            )
+        return self
+
     @property
     def ranks_per_data_group(self) -> int:
         """Neighbouring ranks that compute the same rows."""
@@ -87,6 +104,13 @@ class ShardingConfig(Section):
                 f"{section}.sharding.tensor_parallel={self.tensor_parallel} does not divide the {size} ranks that "
                 f"share the weights of the {role}",
                 hint="set it to a divisor of the GPUs of a node",
+            )
+        if size % self.expert_parallel:
+            sizes = [str(number) for number in range(1, size + 1) if size % number == 0]
+            raise ConfigError(
+                f"{section}.sharding.expert_parallel={self.expert_parallel} does not divide the {size} ranks that "
+                f"share the weights of the {role}",
+                hint=f"set it to {' or '.join(sizes)}",
             )
         if ranks % self.ranks_per_data_group:
             groups = ranks // self.tensor_parallel

@@ -69,7 +69,7 @@ class ShardedState:
         self._directory = directory
         try:
             with self._trained.stepping():
-                state = self._state()
+                state, _ = self._state()
                 self._size = _bytes_of(state) * dist.get_world_size(self._group)
                 write = distributed_checkpoint.async_save(
                     state, checkpoint_id=str(directory), process_group=self._group
@@ -109,7 +109,8 @@ class ShardedState:
     def keep(self, step: int, keeper: KeeperLink) -> None:
         """Sends a copy of this rank's part of the state to its keeper, and returns when that has it."""
         with self._trained.stepping():
-            write_copy(self._state(), step, keeper)
+            state, _ = self._state()
+            write_copy(state, step, keeper)
 
     def restore(self, step: int, keepers: Sequence[KeeperLink]) -> None:
         """Restores the state that `keep` has sent; `keepers` are those of all ranks.
@@ -127,9 +128,8 @@ class ShardedState:
 
     def _load(self, source: Path | SafeReader, name: str) -> None:
         optimizer = self._trained.optimizer
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         with self._trained.stepping():
-            state = self._state()
+            state, groups = self._state()
             try:
                 self._fit(state, source)
                 load_safely(state, source)
@@ -145,11 +145,9 @@ class ShardedState:
                 self._trained.network,
                 optimizer,
                 model_state_dict=state["network"],
-                optim_state_dict=state["optimizer"],
+                optim_state_dict={"state": state["optimizer"]["state"], "param_groups": groups},
                 options=StateDictOptions(strict=False),
             )
-        for group, group_settings in zip(optimizer.param_groups, settings, strict=True):
-            group.update(group_settings)
         if self._trained.loss_scale.dynamic:
             self._trained.loss_scale.restore(state["loss_scale"])
         self._trained.updates = int(state.get(_UPDATES, 0))
@@ -182,7 +180,9 @@ class ShardedState:
         for name in {_UPDATES, _STARTED} - saved.keys():
             del state[name]
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What a checkpoint holds, and the optimizer's groups of weights with their settings, which none holds: they
+        follow from the run's settings and from how weights are sharded."""
         started = bool(self._trained.optimizer.state)
         network, optimizer = get_state_dict(self._trained.network, self._trained.optimizer)
         if not started:  # torch has taken a step with gradients of zero, which Adam would count as its first
@@ -191,11 +191,11 @@ class ShardedState:
             if not weight.requires_grad:  # the run's starting model has it
                 del network[name]
         counts = {_UPDATES: torch.tensor(self._trained.updates), _STARTED: torch.tensor(started)}
-        state = {"network": network, "optimizer": optimizer, **counts}
+        state = {"network": network, "optimizer": {"state": optimizer["state"]}, **counts}
         if self._trained.split_ranks is not None:
             state[_SPLIT] = torch.tensor(self._trained.split_ranks)
         scale = self._trained.loss_scale
-        return {**state, "loss_scale": scale.state()} if scale.dynamic else state
+        return {**state, "loss_scale": scale.state()} if scale.dynamic else state, optimizer["param_groups"]
 
 
 def _bytes_of(state: Any) -> int:

@@ -1,7 +1,7 @@
 """Sharding a network over ranks and preparing its computation: FSDP2, mixed precision, checkpointing, compilation."""
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,14 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.errors import DataError
 from trainer.models.backend import TrainingBackend, training_backend
 from trainer.models.context_parallel import ContextGroup
+from trainer.models.experts import expert_modules, split_experts
 from trainer.models.networks import is_packed
 
 REPLICATE, SHARD, TENSOR, CONTEXT = "replicate", "shard", "tensor", "context"
+EXPERT_SHARD, EXPERT = "expert_shard", "expert"
 # Attributes of layers that drop out themselves, without a module for it (OPT, BioGPT, XGLM).
 OWN_DROPOUT = {"dropout", "activation_dropout"}
 
@@ -46,7 +49,10 @@ class Execution:
 
 
 def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Module:
-    """Shards the network over a mesh from `device_mesh`: each layer is one unit, all other weights are another."""
+    """Shards the network over a mesh from `device_mesh`: each layer is one unit, all other weights are another.
+
+    Experts that ranks divide are units inside their layers, on a mesh from `expert_mesh`.
+    """
     layers, split_over = decoder_layers(network.decoder), mesh[TENSOR] if TENSOR in mesh.mesh_dim_names else None
     execution.backend.prepare(network, execution.device, split_over)
     trained = any(parameter.requires_grad for parameter in network.parameters())
@@ -61,19 +67,39 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
         torch.set_float32_matmul_precision("high")
     # torch reads this when it compiles a layer, in the first pass.
     torch._functorch.config.activation_memory_budget = execution.activation_memory_budget
-    ranks = mesh[REPLICATE, SHARD] if REPLICATE in mesh.mesh_dim_names else mesh[SHARD]
+    ranks, experts = _sharing(mesh, SHARD), expert_mesh(execution)
     policy = MixedPrecisionPolicy(
         param_dtype=execution.dtype, reduce_dtype=getattr(torch, execution.sharding.gradient_dtype)
     )
-    # A single rank has nothing to gather, so its converted weights may stay until the pass is over.
-    stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
+
+    def kept(ranks: DeviceMesh) -> bool | int:
+        # A single rank has nothing to gather, so its converted weights may stay until the pass is over.
+        stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
+        return False if stays else execution.sharding.reshard_after_forward
+
+    if experts is not None:
+        split_experts(network.decoder, experts[EXPERT], experts[EXPERT_SHARD].size())
+        same = _sharing(experts, EXPERT_SHARD)
+        for module in expert_modules(network.decoder):
+            # Not along the experts, of which a rank may have fewer than ranks share them.
+            fully_shard(
+                module,
+                mesh=same,
+                mp_policy=policy,
+                reshard_after_forward=kept(same),
+                shard_placement_fn=lambda _: Shard(1),
+            )
     for layer in layers:
         if compiles(network, execution):
             # Lengths vary from the start; torch would otherwise compile for the first one, and again in a later step.
             layer.compile(dynamic=True)
-        kept = False if stays else execution.sharding.reshard_after_forward
-        fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept)
+        fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept(ranks))
     return fully_shard(network, mesh=ranks, mp_policy=policy)
+
+
+def _sharing(mesh: DeviceMesh, shard: str) -> DeviceMesh:
+    """The ranks that FSDP2 shares weights among: those of copies (REPLICATE) and of their shards."""
+    return mesh[REPLICATE, shard] if REPLICATE in mesh.mesh_dim_names else mesh[shard]
 
 
 def compiles(network: nn.Module, execution: Execution) -> bool:
@@ -98,6 +124,22 @@ def device_mesh(execution: Execution) -> DeviceMesh:
     return init_device_mesh(execution.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
 
 
+def expert_mesh(execution: Execution) -> DeviceMesh | None:
+    """The mesh of all ranks for the weights of experts: copies (REPLICATE), shards of the same experts (EXPERT_SHARD),
+    different experts (EXPERT); None if no ranks divide the experts.
+
+    Ranks with different experts are adjacent. REPLICATE of size 1 is left out.
+    """
+    sharding, world_size = execution.sharding, dist.get_world_size()
+    if sharding.expert_parallel == 1:
+        return None
+    copy = sharding.shard_size or world_size
+    sizes = {EXPERT_SHARD: copy // sharding.expert_parallel, EXPERT: sharding.expert_parallel}
+    if copy < world_size:
+        sizes = {REPLICATE: world_size // copy, **sizes}
+    return init_device_mesh(execution.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
 def context_group(execution: Execution) -> ContextGroup | None:
     """The neighbours that compute other tokens of the same rows; None if a rank computes whole rows.
 
@@ -112,7 +154,7 @@ def context_group(execution: Execution) -> ContextGroup | None:
 
 
 def sharded_modules(network: nn.Module) -> list[FSDPModule]:
-    """The sharding units: each layer, and the whole network for all other weights."""
+    """The sharding units, outer ones first: the whole network, and inside it each layer and divided experts."""
     return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
@@ -122,23 +164,27 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
         module.reshard()
 
 
-def gathered_by_layer(
-    module: nn.Module, named: Iterable[tuple[str, Tensor]], layers: Iterable[FSDPModule]
+def gathered_by_unit(
+    module: nn.Module, named: Iterable[tuple[str, Tensor]], units: Sequence[FSDPModule]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The named parameters of a part of the network, those of `layers` whole and in the type of the computation.
+    """The named parameters of a part of the network, those of `units` gathered and in the type of the computation.
 
-    FSDP gathers all weights of a layer in one collective. Every rank must exhaust it.
+    FSDP gathers all weights of a unit in one collective. What other ranks hold by tensor or expert parallelism stays
+    there. Every rank must exhaust it.
     """
-    layer_of = {id(weight): layer for layer in layers for weight in layer.parameters()}
-    for layer, group in itertools.groupby(named, key=lambda pair: layer_of.get(id(pair[1]))):
-        if layer is None:
+    # Inner units come later: a weight belongs to the innermost.
+    unit_of = {id(weight): number for number, unit in enumerate(units) for weight in unit.parameters()}
+    by_unit: dict[int | None, list[tuple[str, Tensor]]] = defaultdict(list)
+    for name, weight in named:
+        by_unit[unit_of.get(id(weight))].append((name, weight))
+    for number, group in by_unit.items():
+        if number is None:
             yield from group
             continue
-        names = [name for name, _ in group]
-        layer.unshard()
+        units[number].unshard()
         # Copies, because FSDP frees its own memory at once.
-        whole = [(name, module.get_parameter(name).clone()) for name in names]
-        layer.reshard()
+        whole = [(name, module.get_parameter(name).clone()) for name, _ in group]
+        units[number].reshard()
         yield from whole
 
 

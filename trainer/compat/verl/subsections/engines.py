@@ -78,7 +78,7 @@ def engine_rules(role: Role) -> dict[str, Rule]:
     shared: dict[str, Rule] = {
         "param_offload": to(f"{sharding}.param_offload"),
         "optimizer_offload": to(f"{sharding}.optimizer_offload"),
-        "expert_parallel_size": split_experts,
+        "expert_parallel_size": split_experts(role),
         "full_determinism": turns_on("trainer.deterministic"),
     }
     veomni = f"{role.theirs}.veomni"
@@ -107,7 +107,7 @@ def engine_rules(role: Role) -> dict[str, Rule]:
             "context_parallel_size": split_tokens(role),
             "tensor_parallel_size": split_matrices(role),
             "pipeline_parallel_size": split_layers,
-            "expert_tensor_parallel_size": split_experts,
+            "expert_tensor_parallel_size": split_experts(role, "expert_matrices"),
             "data_parallel_replicate_size": only_counts,
             "data_parallel_shard_size": copy_of_weights(role, f"{titan}.data_parallel_replicate_size"),
             "reshard_after_forward": mapped(

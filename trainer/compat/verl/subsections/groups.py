@@ -1,8 +1,10 @@
-"""verl's training engines, and the groups of ranks that they make. Here `sharding.context_parallel` is the only size.
+"""verl's training engines, and the groups of ranks that they make. Here the sizes are `sharding.context_parallel` and,
+for mixtures of experts, `sharding.expert_parallel`.
 
 The ranks of a group of verl's compute the same rows. They split tokens (Ulysses, context parallelism), matrices (tensor
 parallelism) or layers (pipeline). Here they split tokens alone, and FSDP2 shards every layer over all ranks of the
-role. So sizes for tokens and matrices are multiplied, and pipelines have no effect.
+role. So sizes for tokens and matrices are multiplied, and pipelines have no effect. In the same way, ranks that divide
+experts or their matrices divide whole experts here.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ from trainer.errors import ConfigError
 
 @dataclass(frozen=True)
 class Engine:
-    """Names of verl's keys for the ranks of an engine that split tokens, matrices and layers.
+    """Names of verl's keys for the ranks of an engine that split tokens, matrices, layers, and experts among them.
 
     `limit` is the size by which it multiplies a limit of tokens per GPU. `note` says what trains instead. `schedule` is
     the learning-rate schedule that it has by default.
@@ -26,6 +28,8 @@ class Engine:
     tokens: str
     matrices: str | None = None
     layers: str | None = None
+    experts: str | None = None
+    expert_matrices: str | None = None
     limit: str = "tokens"
     note: str = ""
     schedule: str = "constant"
@@ -35,13 +39,20 @@ _TRANSFORMERS = "Transformers' layers train with FSDP2"
 ENGINES = {
     "fsdp": Engine("ulysses_sequence_parallel_size"),
     "megatron": Engine(
-        "context_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", note=_TRANSFORMERS
+        "context_parallel_size",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        note=_TRANSFORMERS,
     ),
-    "veomni": Engine("ulysses_parallel_size", note=_TRANSFORMERS, schedule="cosine"),
+    "veomni": Engine("ulysses_parallel_size", experts="expert_parallel_size", note=_TRANSFORMERS, schedule="cosine"),
     "torchtitan": Engine(
         "context_parallel_size",
         "tensor_parallel_size",
         "pipeline_parallel_size",
+        "expert_parallel_size",
+        "expert_tensor_parallel_size",
         limit="matrices",
         note=_TRANSFORMERS,
         schedule="linear",
@@ -72,7 +83,7 @@ class Role:
         return word(given.get(f"{self.ours}.backend")) == "megatron"
 
     def size(self, kind: str, given: Given) -> int:
-        """Ranks that split `kind`: tokens, matrices or layers."""
+        """Ranks that split `kind`: tokens, matrices, layers, experts or expert_matrices."""
         name = self.engine(given)
         leaf = getattr(ENGINES[name], kind) if name in ENGINES else None
         sections = self.fsdp if name == "fsdp" else (f"{self.theirs}.{name}",)
@@ -135,14 +146,21 @@ def split_layers(key: str, value: Value, given: Given) -> Translation:
     return counted(lambda name, ranks, all_given: reason(name, ranks, all_given))(key, value, given)
 
 
-def split_experts(key: str, value: Value, _given: Given) -> Translation:
-    """Ranks over which experts are split."""
-    if word(value) in ("null", "none", "1"):
-        return Translation({})
-    raise ConfigError(
-        f"{key}={value} is not supported here: there is no training of experts",
-        hint="leave it out if the model has no experts, where it changes nothing",
-    )
+def split_experts(role: Role, kind: str = "experts") -> Rule:
+    """Ranks that divide experts, or their matrices."""
+
+    def rule(key: str, ranks: int, given: Given) -> Translation:
+        setting = f"{role.ours}.sharding.expert_parallel"
+        divided = role.size("experts", given) * role.size("expert_matrices", given)
+        note = f"{key}={ranks}: {setting}={divided}, whose ranks divide whole experts instead of their matrices"
+        return Translation({setting: divided}, note if ranks > 1 and kind == "expert_matrices" else "")
+
+    checked = counted(rule)
+
+    def given_or_not(key: str, value: Value, given: Given) -> Translation:
+        return Translation({}) if word(value) in ("null", "none") else checked(key, value, given)
+
+    return given_or_not
 
 
 def per_rank(role: Role, limit: Rule) -> Rule:

@@ -72,7 +72,9 @@ def whole(key: str, value: Value, given: Given) -> Translation:
 FIELDS: dict[str, Rule] = {
     **dict.fromkeys(_KERNELS, no_effect("the trainer chooses its kernels, which may round differently")),
     **dict.fromkeys(_STAGES, no_effect("there are no pipeline stages")),
-    **dict.fromkeys(_DISPATCH, no_effect("it only says how tokens reach experts, and experts are not split")),
+    **dict.fromkeys(
+        _DISPATCH, no_effect("it only says how tokens reach experts: all of them do, and grouped products compute them")
+    ),
     **dict.fromkeys(_RECOMPUTE, no_effect("see actor.activation_checkpointing")),
     **{name: only(*accepted) for name, accepted in _SAME.items()},
 }

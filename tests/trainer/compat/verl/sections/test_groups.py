@@ -1,4 +1,5 @@
-"""verl's training engines and their groups of ranks: the sizes set `sharding.context_parallel`."""
+"""verl's training engines and their groups of ranks: the sizes set `sharding.context_parallel` and
+`sharding.expert_parallel`."""
 
 from operator import attrgetter
 from typing import Any
@@ -66,6 +67,28 @@ TOKENS = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=9
             {"actor.context_parallel": 4, "actor.shard_size": 8, "actor.reshard_after_forward": False},
         ),
         ([WITH_TITAN, f"{TITAN}.data_parallel_shard_size=8"], {"actor.shard_size": None}),
+        (
+            [WITH_MEGATRON, f"{MEGATRON}.expert_model_parallel_size=4", "critic.megatron.expert_model_parallel_size=2"],
+            {"actor.expert_parallel": 4, "critic.expert_parallel": 2, "actor.context_parallel": 1},
+        ),
+        (
+            [WITH_MEGATRON, *(f"{MEGATRON}.expert_{kind}_parallel_size=4" for kind in ("model", "tensor"))],
+            {"actor.expert_parallel": 16},
+        ),
+        (
+            [
+                WITH_MEGATRON,
+                f"{MEGATRON}.expert_model_parallel_size=8",
+                f"{MEGATRON}.expert_tensor_parallel_size=null",
+                f"{MEGATRON}.tensor_model_parallel_size=4",
+            ],
+            {"actor.expert_parallel": 8, "actor.context_parallel": 4},
+        ),
+        ([WITH_VEOMNI, f"{VEOMNI}.expert_parallel_size=8"], {"actor.expert_parallel": 8}),
+        (
+            [WITH_TITAN, *(f"{TITAN}.expert_{kind}parallel_size=2" for kind in ("", "tensor_"))],
+            {"actor.expert_parallel": 4},
+        ),
     ],
 )
 def test_a_size_sets_the_groups_of_a_role(line: list[str], expected: dict[str, Any]) -> None:
@@ -121,6 +144,14 @@ def test_an_engine_of_verl_s_is_replaced_with_a_note() -> None:
     assert notes == load_config([], ["critic.strategy=fsdp", f"{ACTOR}.strategy=torchtitan"])[1]
 
 
+def test_matrices_of_experts_that_ranks_divide_become_whole_experts_with_a_note() -> None:
+    key = f"{MEGATRON}.expert_tensor_parallel_size"
+    notes = load_config(["verl"], [WITH_MEGATRON, f"{MEGATRON}.expert_model_parallel_size=2", f"{key}=4"])[1]
+    assert [note for note in notes if key in note] == [
+        f"{key}=4: actor.sharding.expert_parallel=8, whose ranks divide whole experts instead of their matrices"
+    ]
+
+
 def test_our_own_setting_keeps_megatron_s_layers_and_their_matrices() -> None:
     sizes = [f"{MEGATRON}.tensor_model_parallel_size=4", f"{MEGATRON}.context_parallel_size=2"]
     for line in (["actor.backend=megatron", WITH_MEGATRON], [f"{ACTOR}.strategy=megatron", "actor.backend=megatron"]):
@@ -163,9 +194,11 @@ def test_a_key_that_only_says_how_ranks_compute_has_no_effect_and_a_note(line: l
     [
         ([f"{ACTOR}.ulysses_sequence_parallel_size=0"], "expected a whole number above 0"),
         ([WITH_MEGATRON, f"{MEGATRON}.tensor_model_parallel_size=two"], "expected a whole number above 0"),
-        ([WITH_MEGATRON, f"{MEGATRON}.expert_model_parallel_size=8"], "there is no training of experts"),
-        ([WITH_MEGATRON, f"{MEGATRON}.expert_tensor_parallel_size=2"], "there is no training of experts"),
-        ([WITH_VEOMNI, f"{VEOMNI}.expert_parallel_size=8"], "there is no training of experts"),
+        ([WITH_MEGATRON, f"{MEGATRON}.expert_model_parallel_size=0"], "expected a whole number above 0"),
+        (
+            [WITH_MEGATRON, "actor.backend=megatron", f"{MEGATRON}.expert_model_parallel_size=2"],
+            "does not support sharding.expert_parallel=2",
+        ),
         ([WITH_MEGATRON, f"{MEGATRON}.router_replay.mode=R3"], "there is no training of experts"),
         ([WITH_MEGATRON, f"{MEGATRON}.qat.enable=True"], "there is no quantisation"),
         ([WITH_MEGATRON, f"{MEGATRON}.dynamic_context_parallel=True"], "is not supported here"),

@@ -1,0 +1,253 @@
+"""Expert parallelism: each rank of a group holds some experts of each layer (GShard: Lepikhin et al. 2020,
+arXiv:2006.16668).
+
+A token visits the experts that its router chose, wherever they are: all-to-all exchanges bring the tokens to the
+experts' ranks and the results back. None is dropped, however unequally the router chooses. The experts compute by
+Transformers' own grouped forward pass.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+
+from trainer.errors import ConfigError, DataError
+
+NAME = "parallel"
+# A rank computes at once at most this many times as many tokens as the ranks of its group do on average.
+MOST_AT_ONCE = 2
+
+
+class ExpertGroup:
+    """The ranks among which each layer's experts are divided, in their order. Every member must call each method."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    @property
+    def rank(self) -> int:
+        return int(dist.get_rank(self.group))
+
+    @property
+    def size(self) -> int:
+        return int(dist.get_world_size(self.group))
+
+    def loads(self, counts: Tensor) -> Tensor:
+        """The tokens for each expert: own ones, [experts] -> [rank that has them, rank of the expert, its experts], on
+        CPU."""
+        of_ranks = counts.new_empty(self.size * len(counts))
+        dist.all_gather_into_tensor(of_ranks, counts, group=self.group)
+        return of_ranks.cpu().view(self.size, self.size, -1)
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Sends the first `sent[0]` rows of [rows, width] to rank 0, and so on; returns those of all ranks."""
+        result = rows.new_empty(sum(received), *rows.shape[1:])
+        # The collective reads memory in its order, whatever the strides.
+        dist.all_to_all_single(result, rows.contiguous(), list(received), list(sent), group=self.group)
+        return result
+
+
+class _Exchange(torch.autograd.Function):  # type: ignore[misc]
+    """Gradients go back the way that their rows came."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ExpertGroup) -> Tensor:
+        ctx.way = received, sent, group
+        return group.exchange(rows, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        received, sent, group = ctx.way
+        return group.exchange(gradient, received, sent), None, None, None
+
+
+class _Copies(torch.autograd.Function):  # type: ignore[misc]
+    """`copies` of each row, in an order; `places` is where each copy, row by row, is in that order.
+
+    torch's own gradient of indexing adds up copies in an order that varies.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
+        ctx.copies = copies
+        ctx.save_for_backward(places)
+        return rows[order // copies]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,) = ctx.saved_tensors
+        of_copies = gradient[places]
+        return of_copies.unflatten(0, (-1, ctx.copies)).sum(1) if ctx.copies > 1 else of_copies, None, None, None
+
+
+class _SharedLoss(torch.autograd.Function):  # type: ignore[misc]
+    """Weights whose gradient is divided by the ranks of the group.
+
+    They get the gradient of all members' losses, but FSDP averages theirs over as many ranks fewer as there are
+    members. Its own setting for that, `set_gradient_divide_factor`, divides twice on a mesh of a single rank.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / ctx.ranks, None
+
+
+class _OwnExperts:
+    """The experts of one rank, with what Transformers' forward pass reads of the module of all."""
+
+    def __init__(self, module: nn.Module, ranks: int) -> None:
+        self._module = module
+        self._is_expert_parallel = False  # of Transformers' own way, which gives ids to experts elsewhere
+        self.num_experts = module.num_experts // ranks
+        for name, weight in module.named_parameters(recurse=False):
+            setattr(self, name, _SharedLoss.apply(weight.to_local(), ranks))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """The results, [rows, width], of an expert for each row; experts: [rows], by their numbers on this rank."""
+        count = len(rows)
+        if not count:  # grouped kernels need a row; joined with none, so that the backward pass exchanges none
+            rows, experts = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), experts.new_zeros(1)
+        results: Tensor = grouped_mm_experts_forward(self, rows, experts.unsqueeze(1), rows.new_ones(len(rows), 1))
+        return results[:count]
+
+
+# Left out of compiled layers: how many rows are exchanged is known only when the router has chosen.
+@torch.compiler.disable
+def parallel_experts(module: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of the results of each token's experts. Transformers calls it in each layer; every member of the
+    group must call it.
+
+    Args:
+        module: the experts, after `split_experts`.
+        hidden: [tokens, width]; members may have different numbers of tokens.
+        chosen: [tokens, choices], the numbers of each token's experts.
+        weights: [tokens, choices].
+
+    Returns:
+        [tokens, width]; choices are added up in their order.
+    """
+    group: ExpertGroup = module.expert_group
+    experts, choices = _OwnExperts(module, group.size), chosen.shape[1]
+    by_expert = torch.argsort(chosen.flatten(), stable=True)
+    loads = group.loads(torch.bincount(chosen.flatten(), minlength=module.num_experts))
+    parts = divided(loads, parts_needed(loads))
+    order = _part_by_part(by_expert, parts[group.rank])
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    rows = _Copies.apply(hidden, order, places, choices)
+    results, start = [], 0
+    for sent, received in zip(parts[group.rank].unbind(-1), parts[:, group.rank].unbind(-1), strict=True):
+        part = rows[start : (start := start + int(sent.sum()))]
+        if parts.shape[-1] == 1:
+            results.append(_visit(experts, part, sent, received, group))
+        else:  # otherwise the backward pass would need the activations of all parts at once
+            results.append(checkpoint(_visit, experts, part, sent, received, group, use_reentrant=False))
+    of_choices = _Copies.apply(torch.cat(results), places, order, 1).unflatten(0, chosen.shape)
+    return (of_choices * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+
+
+def _visit(experts: _OwnExperts, rows: Tensor, sent: Tensor, received: Tensor, group: ExpertGroup) -> Tensor:
+    """The results of rows [rows, width], which are sorted by expert; `sent` and `received` count them, [rank, experts
+    of a rank]."""
+    there, here = sent.sum(1).tolist(), received.sum(1).tolist()
+    visitors = _Exchange.apply(rows, there, here, group)
+    numbers = torch.arange(experts.num_experts).repeat(group.size).repeat_interleave(received.flatten())
+    results = experts(visitors, numbers.to(rows.device, non_blocking=True))
+    return _Exchange.apply(results, here, there, group)
+
+
+def parts_needed(loads: Tensor) -> int:
+    """In how many parts a group computes `loads`, as `ExpertGroup.loads` returns them, so that the memory of its rank
+    with the most tokens is bounded."""
+    of_ranks = loads.sum(dim=(0, 2))
+    return max(1, math.ceil(int(of_ranks.max()) * len(of_ranks) / (MOST_AT_ONCE * max(1, int(of_ranks.sum())))))
+
+
+def divided(loads: Tensor, parts: int) -> Tensor:
+    """Divides the tokens that each rank has for each other one evenly, [from, to, experts] -> [from, to, experts,
+    parts]."""
+    # Where each part ends among the tokens from one rank for another, [from, to, 1, parts + 1].
+    ends = -(-loads.sum(2, keepdim=True).unsqueeze(-1) * torch.arange(parts + 1) // parts)
+    # How many tokens of the first experts lie before these ends.
+    before = torch.minimum(loads.cumsum(2).unsqueeze(-1), ends)
+    return before.diff(dim=2, prepend=torch.zeros_like(before[:, :, :1])).diff(dim=3)
+
+
+def _part_by_part(by_expert: Tensor, parts: Tensor) -> Tensor:
+    """An order that is sorted by expert, sorted by part first; parts: [to, experts, parts] counts."""
+    if parts.shape[-1] == 1:
+        return by_expert
+    numbers = torch.arange(parts.shape[-1]).repeat(parts[..., 0].numel()).repeat_interleave(parts.flatten())
+    return by_expert[torch.argsort(numbers, stable=True).to(by_expert.device)]
+
+
+def expert_modules(network: nn.Module) -> list[nn.Module]:
+    """The modules that hold all experts of a layer: those of Transformers' `use_experts_implementation`."""
+    return [module for module in network.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")]
+
+
+def split_experts(decoder: nn.Module, mesh: DeviceMesh, shards: int) -> None:
+    """Divides the experts of each layer among the ranks of a mesh, in place; each rank of it shares its own with
+    `shards` - 1 ranks of other groups.
+
+    Raises ConfigError if their matrices cannot be divided among these.
+    """
+    group = ExpertGroup(mesh.get_group())
+    decoder.set_experts_implementation(NAME)
+    for module in expert_modules(decoder):
+        module.expert_group = group
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.shape[1] % shards:
+                raise ConfigError(
+                    f"sharding.expert_parallel={group.size}: {shards} ranks share the same experts, which does not "
+                    f"divide the size {weight.shape[1]} of {name}",
+                    hint="set it so that fewer ranks share the same experts, or set sharding.shard_size",
+                )
+            own = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(own, requires_grad=weight.requires_grad))
+
+
+def check_expert_parallel(language_model: nn.Module, role: str, ranks: int) -> None:
+    """Raises DataError if `ranks` ranks of a role cannot divide a model's experts.
+
+    The weights may be on any device, `meta` included.
+    """
+    if ranks == 1:
+        return
+    family, experts = language_model.config.get_text_config().model_type, expert_modules(language_model)
+    setting = f"{role}.sharding.expert_parallel={ranks}: {family}"
+    if not experts:
+        raise DataError(f"{setting} models have no experts that ranks can divide", hint="set it to 1")
+    for module in experts:
+        number = module.num_experts
+        if number % ranks:
+            fitting = [str(size) for size in range(1, number + 1) if number % size == 0]
+            raise DataError(
+                f"{setting} models of this size have {number} experts, which it does not divide",
+                hint=f"set it to one of {', '.join(fitting)}",
+            )
+        for name, weight in module.named_parameters():
+            if "." in name or weight.dim() < 2 or len(weight) != number:
+                raise DataError(
+                    f"{setting} models have a weight that belongs to no single expert: {name} of "
+                    f"{type(module).__name__}",
+                    hint="set it to 1",
+                )
+
+
+ExpertsInterface.register(NAME, parallel_experts)
