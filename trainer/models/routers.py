@@ -76,6 +76,7 @@ class Routers:
         self.has_experts = any(True for _ in _expert_blocks(decoder))
         self.rule = _common_rule(pairs)
         self._rows: PackedRows | None = None
+        self._in_pass = False
         self._chosen: list[Tensor] = []
         self._given: Tensor | None = None
         if self.rule is None:
@@ -85,14 +86,18 @@ class Routers:
         for layer, (router, _) in enumerate(pairs):
             router.register_forward_hook(partial(self._routed, layer))
 
-    def begin(self, rows: PackedRows) -> None:
-        """The next pass is over these rows, or this rank's share of them, and takes the choices that they bring."""
+    def begin(self, rows: PackedRows | None = None) -> None:
+        """The next pass is over these rows, or this rank's share of them, and takes the choices that they bring.
+
+        Without rows it is over any tokens, which choose by themselves.
+        """
         if self.rule is None:
             return
-        self._rows = rows
+        self._rows, self._in_pass = rows, True
         self._chosen = [torch.empty(0)] * self.layers
-        self._given = rows.routes
+        self._given = None if rows is None else rows.routes
         if self._given is not None and self._padded:
+            assert rows is not None
             self._given = rows.padded(self._given, fill=torch.iinfo(self._given.dtype).max).flatten(0, 1)
 
     # Layers are compiled once for all, but this reads the number of its own.
@@ -102,7 +107,7 @@ class Routers:
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """The logits, weights and choices of a router, [tokens, ...], with the choices that were given."""
         logits, weights, chosen = routed
-        if self._rows is None:  # called outside a pass, to compile its layer
+        if not self._in_pass:  # called to compile its layer
             return None
         assert self.rule is not None
         if self._given is not None:
@@ -114,10 +119,11 @@ class Routers:
 
     def chosen(self) -> Tensor:
         """The experts that each token of the line, or of this rank's share, chose in the pass: [tokens, layers,
-        choices] int64."""
-        assert self._rows is not None
+        choices] int64. Without rows, of each token that the network was given."""
         chosen = torch.stack(self._chosen, dim=1)
-        return self._rows.in_line(chosen.unflatten(0, (-1, self._rows.longest))) if self._padded else chosen
+        if self._rows is None or not self._padded:
+            return chosen
+        return self._rows.in_line(chosen.unflatten(0, (-1, self._rows.longest)))
 
     def loads(self) -> Tensor:
         """How many of the response tokens' predictions each expert took part in, [layers, experts] int64."""

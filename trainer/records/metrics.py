@@ -76,6 +76,8 @@ METRICS: dict[str, str] = {
     "rollout/staleness_mean": "updates between the weights that sampled a token and the learner's, mean",
     "rollout/staleness_max": "the same, largest",
     "rollout/staleness/N": "share of tokens that are N updates old, 8 means 8 or more; not in synchronous mode",
+    "rollout/unrecorded_routes": "actor.router_replay=engine: share of tokens whose experts no engine recorded, so "
+    "that the actor's router chose them",
     "rollout/synced_bytes": "bytes that each engine received after the update",
     "rollout/repairs": "engines that were replaced during the step",
     "kto/loss": "KTO loss",

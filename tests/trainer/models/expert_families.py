@@ -1,6 +1,13 @@
-"""The families with experts of the tests: their configurations, with four experts in two layers or one."""
+"""The families with experts of the tests: their configurations, with four or eight experts in two layers or one."""
 
+from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.trainer.models.test_log_probs_by_family import SIZES
+from trainer.models.small import build_tokenizer, save_model
 
 GROUPS: dict[str, Any] = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
@@ -36,3 +43,14 @@ ROUTED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+def write_experts_model(directory: Path, case: str = "qwen3_moe", **more: Any) -> Path:
+    """The directory, with random weights and a tokenizer; `more` are fields of the configuration."""
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    family, special = ROUTED[case]
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SIZES | special | ids | {"vocab_size": len(tokenizer), **more})
+    save_model(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer, directory)
+    return directory

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Choices = npt.NDArray[np.integer[Any]]
+Choices: TypeAlias = npt.NDArray[Any]
 """The experts of consecutive tokens, [tokens, layers, choices] uint8 or int16."""
 
 
 class Stored(NamedTuple):
-    """Choices in the object store: the place in a list of arrays that `reference` stands for."""
+    """Choices of so many tokens in the object store."""
 
     reference: Any
-    place: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Segment:
 
     first: int
     choices: Choices | Stored
+
+    @property
+    def end(self) -> int:
+        """The token after the last one."""
+        return self.first + (self.choices.tokens if isinstance(self.choices, Stored) else len(self.choices))
 
 
 @dataclass(frozen=True)
@@ -42,48 +47,71 @@ class Routes:
         """The selected rows."""
         return Routes([self.segments[row] for row in index])
 
-    def fetched(self, get: Callable[[list[Any]], list[Any]]) -> "Routes":
-        """The same with all choices in memory. `get` returns what references stand for, None for what is lost."""
-        wanted = {part.choices.reference: None for part in self._all() if isinstance(part.choices, Stored)}
-        arrays = dict(zip(wanted, get(list(wanted)), strict=True)) if wanted else {}
-
-        def loaded(part: Segment) -> Segment | None:
-            if not isinstance(part.choices, Stored):
-                return part
-            stored = arrays[part.choices.reference]
-            return None if stored is None else replace(part, choices=stored[part.choices.place])
-
-        rows = [[loaded(part) for part in parts] for parts in self.segments]
-        return Routes([[part for part in parts if part is not None] for parts in rows])
-
-    def stored(self, put: Callable[[list[Choices]], Any]) -> "Routes":
-        """The same with all choices in the object store, each array once. `put` stores a list of arrays."""
-        places: dict[int, int] = {}
-        arrays: list[Choices] = []
-        for part in self._all():
-            if not isinstance(part.choices, Stored) and id(part.choices) not in places:
-                places[id(part.choices)] = len(arrays)
-                arrays.append(part.choices)
-        if not arrays:
-            return self
-        reference = put(arrays)
+    def stored(self, put: Callable[[Choices], Any]) -> "Routes":
+        """The same with the choices in the object store, each array once. `put` returns a reference to an array."""
+        kept: dict[int, Stored] = {}
 
         def moved(part: Segment) -> Segment:
             if isinstance(part.choices, Stored):
                 return part
-            return replace(part, choices=Stored(reference, places[id(part.choices)]))
+            if id(part.choices) not in kept:
+                kept[id(part.choices)] = Stored(put(part.choices), len(part.choices))
+            return replace(part, choices=kept[id(part.choices)])
 
         return Routes([[moved(part) for part in parts] for parts in self.segments])
 
-    def in_memory(self) -> Iterator[tuple[int, int, Choices]]:
-        """The segments of `fetched` rows: row, first token and choices of each."""
-        for row, parts in enumerate(self.segments):
+    def fetched(self, get: Callable[[list[Any]], list[Choices | None]]) -> "Routes":
+        """The same with the choices in memory. `get` returns what references stand for, None for what is lost."""
+        parts = [part.choices for parts in self.segments for part in parts if isinstance(part.choices, Stored)]
+        references = list(dict.fromkeys(stored.reference for stored in parts))
+        choices = dict(zip(references, get(references), strict=True))
+
+        def loaded(part: Segment) -> Segment | None:
+            if not isinstance(part.choices, Stored):
+                return part
+            found = choices[part.choices.reference]
+            return None if found is None else replace(part, choices=found)
+
+        return Routes([[new for part in parts if (new := loaded(part)) is not None] for parts in self.segments])
+
+    def with_prompts_of_others(self, prompts: Sequence[Sequence[int]]) -> "Routes":
+        """The same, where each row whose prompt has no whole record also has what others of the prompt recorded of it.
+
+        No segment may reach across the end of the prompt.
+        """
+        of_prompts: dict[tuple[int, ...], list[Segment]] = {}
+        for prompt, parts in zip(prompts, self.segments, strict=True):
+            known = of_prompts.setdefault(tuple(prompt), [])
+            known += [part for part in parts if part.end <= len(prompt) and _adds(part, known)]
+        return Routes(
+            [
+                [*of_prompts[tuple(prompt)], *(part for part in parts if part.end > len(prompt))]
+                for prompt, parts in zip(prompts, self.segments, strict=True)
+            ]
+        )
+
+    def unrecorded(self, lengths: Sequence[int]) -> float:
+        """The share of tokens without a record, of rows with so many tokens, without the last token of each: engines
+        do not compute it."""
+        missing = 0
+        for length, parts in zip(lengths, self.segments, strict=True):
+            known = np.zeros(length - 1, np.bool_)
             for part in parts:
+                known[part.first : part.end] = True
+            missing += int(np.count_nonzero(~known))
+        return missing / max(1, sum(lengths) - len(lengths))
+
+    def in_memory(self) -> Iterator[tuple[int, int, Choices]]:
+        """The segments of `fetched` rows, the last first: row, first token and choices of each."""
+        for row, parts in enumerate(self.segments):
+            for part in reversed(parts):
                 assert not isinstance(part.choices, Stored), "the choices are still in the object store"
                 yield row, part.first, part.choices
 
-    def _all(self) -> Iterator[Segment]:
-        return (part for parts in self.segments for part in parts)
+
+def _adds(part: Segment, known: Sequence[Segment]) -> bool:
+    """Whether a segment has tokens that none of the others has."""
+    return not any(other.first <= part.first and part.end <= other.end for other in known)
 
 
 def smallest_type(experts: int) -> npt.DTypeLike:
