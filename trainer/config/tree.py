@@ -328,6 +328,21 @@ class Config(WorkersConfig):
         return self
 
     @model_validator(mode="after")
+    def _recorded_experts_can_be_had(self) -> Self:
+        replay = f"actor.router_replay={self.actor.router_replay}"
+        if self.actor.router_replay == "recompute" and self.engines_know_old_log_probs:
+            raise ValueError(
+                f"{replay}: no pass for old log-probs records experts with algorithm.old_log_probs=engine: set "
+                "actor.router_replay=engine"
+            )
+        if self.actor.router_replay == "engine" and self.trainer.mode != "synchronous":
+            raise ValueError(
+                f"{replay} does not support trainer.mode={self.trainer.mode}: a checkpoint keeps responses sampled "
+                "ahead without their experts: set actor.router_replay=recompute, or trainer.mode=synchronous"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _roll_backs_have_somewhere_to_go(self) -> Self:
         dogs = self.watchdogs
         named = (dogs.reward_deviation, dogs.kl, dogs.entropy, dogs.ratio_drift, dogs.memory_growth)
