@@ -33,7 +33,7 @@ from trainer.training.memory.allocator import give_back_memory
 from trainer.training.memory.offload import Offload
 from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of
 from trainer.training.non_finite import FaultFiles
-from trainer.training.ranks.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
+from trainer.training.ranks.loading import take_weights
 from trainer.training.ranks.sharding import (
     TENSOR,
     Execution,
@@ -88,10 +88,9 @@ class TrainingEngine:
         if optimizer is None:
             network.requires_grad_(False).eval()
         mesh = device_mesh(execution)
-        whole = whole_tensors(network) if some_rank_is_empty(network) else None
+        fill = take_weights(network, self.device)
         self.network = shard(network, execution, mesh)
-        if whole is not None:
-            broadcast_from_rank0(self.network, whole, self.device)
+        fill(self.network)
         # The ranks that split matrix products with this one, and those that compute other tokens of the same rows.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
         self.network.context = context_group(execution)
