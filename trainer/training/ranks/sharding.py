@@ -78,7 +78,7 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
         return False if stays else execution.sharding.reshard_after_forward
 
     if experts is not None:
-        split_experts(network.decoder, experts[EXPERT], experts[EXPERT_SHARD].size())
+        split_experts(network.decoder, experts[EXPERT], experts[EXPERT_SHARD].size(), compiles(network, execution))
         same = _sharing(experts, EXPERT_SHARD)
         for module in expert_modules(network.decoder):
             # Not along the experts, of which a rank may have fewer than ranks share them.
