@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
@@ -42,9 +42,9 @@ class ExpertGroup:
     def loads(self, counts: Tensor) -> Tensor:
         """The tokens for each expert: own ones, [experts] -> [rank that has them, rank of the expert, its experts], on
         CPU."""
-        of_ranks = counts.new_empty(self.size * len(counts))
-        dist.all_gather_into_tensor(of_ranks, counts, group=self.group)
-        return of_ranks.cpu().view(self.size, self.size, -1)
+        of_ranks = counts.new_empty(self.size, len(counts))
+        dist.all_gather(list(of_ranks.unbind()), counts, group=self.group)
+        return of_ranks.cpu().unflatten(1, (self.size, -1))
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Sends the first `sent[0]` rows of [rows, width] to rank 0, and so on; returns those of all ranks."""
@@ -143,8 +143,9 @@ def parallel_experts(module: nn.Module, hidden: Tensor, chosen: Tensor, weights:
     """
     group: ExpertGroup = module.expert_group
     experts, choices = _OwnExperts(module, group.size), chosen.shape[1]
-    by_expert = torch.argsort(chosen.flatten(), stable=True)
-    loads = group.loads(torch.bincount(chosen.flatten(), minlength=module.num_experts))
+    numbers, by_expert = torch.sort(chosen.flatten(), stable=True)
+    starts = torch.searchsorted(numbers, torch.arange(module.num_experts + 1, device=numbers.device))
+    loads = group.loads(starts.diff())
     parts = divided(loads, parts_needed(loads))
     order = _part_by_part(by_expert, parts[group.rank])
     places = torch.empty_like(order)
@@ -157,7 +158,8 @@ def parallel_experts(module: nn.Module, hidden: Tensor, chosen: Tensor, weights:
             results.append(_visit(experts, part, sent, received, group))
         else:  # otherwise the backward pass would need the activations of all parts at once
             results.append(checkpoint(_visit, experts, part, sent, received, group, use_reentrant=False))
-    of_choices = _Copies.apply(torch.cat(results), places, order, 1).unflatten(0, chosen.shape)
+    result = torch.cat(results) if len(results) > 1 else results[0]
+    of_choices = _Copies.apply(result, places, order, 1).unflatten(0, chosen.shape)
     return (of_choices * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
 
 
@@ -166,8 +168,9 @@ def _visit(experts: _OwnExperts, rows: Tensor, sent: Tensor, received: Tensor, g
     of a rank]."""
     there, here = sent.sum(1).tolist(), received.sum(1).tolist()
     visitors = _Exchange.apply(rows, there, here, group)
-    numbers = torch.arange(experts.num_experts).repeat(group.size).repeat_interleave(received.flatten())
-    results = experts(visitors, numbers.to(rows.device, non_blocking=True))
+    numbers = torch.arange(experts.num_experts, device=rows.device).repeat(group.size)
+    counts = received.flatten().to(rows.device, non_blocking=True)
+    results = experts(visitors, numbers.repeat_interleave(counts, output_size=len(visitors)))
     return _Exchange.apply(results, here, there, group)
 
 
@@ -218,8 +221,8 @@ def split_experts(decoder: nn.Module, mesh: DeviceMesh, shards: int) -> None:
                     f"divide the size {weight.shape[1]} of {name}",
                     hint="set it so that fewer ranks share the same experts, or set sharding.shard_size",
                 )
-            own = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(own, requires_grad=weight.requires_grad))
+            share = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(share, requires_grad=weight.requires_grad))
 
 
 def check_expert_parallel(language_model: nn.Module, role: str, ranks: int) -> None:
