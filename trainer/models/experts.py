@@ -209,8 +209,7 @@ def parallel_experts(module: nn.Module, hidden: Tensor, chosen: Tensor, weights:
     loads = group.loads(starts.diff())
     parts = divided(loads, parts_needed(loads))
     order = _part_by_part(by_expert, parts[group.rank])
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
+    places = _places(order)
     rows = _Copies.apply(hidden, order, places, choices)
     results, start = [], 0
     for sent, received in zip(parts[group.rank].unbind(-1), parts[:, group.rank].unbind(-1), strict=True):
@@ -233,10 +232,16 @@ def _visit(experts: _OwnExperts, rows: Tensor, sent: Tensor, received: Tensor, g
     counts = received.to(rows.device, non_blocking=True)
     numbers = torch.arange(experts.num_experts, device=rows.device).repeat(group.size)
     order = numbers.repeat_interleave(counts.flatten(), output_size=len(visitors)).argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
+    places = _places(order)
     by_expert = experts(_Copies.apply(visitors, order, places, 1), counts.sum(0))
     return _Exchange.apply(_Copies.apply(by_expert, places, order, 1), here, there, group)
+
+
+def _places(order: Tensor) -> Tensor:
+    """Where each number is in an order of all of them."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places
 
 
 def parts_needed(loads: Tensor) -> int:
