@@ -5,10 +5,10 @@
 Updates of the training engine on one GPU, which has the work of one of X ranks: a part of the layers, the X-th part of
 their experts, and the tokens that X ranks with the same rows send to these. Local copies of as many bytes replace the
 exchange of tokens; gathering weights and averaging gradients is not measured. Weights are in float32, computation in
-bfloat16. A bias in the routers makes some experts popular: `load` is the most tokens of an expert, as a multiple of the
-mean. TFLOP/s count the parameters that a token uses (`trainer.planning.flops`), MFU is against the matrix rate measured
-in the same run, `planned_gib` is what `trainer plan` reckons. With fewer layers than the whole model, fewer tokens are
-responses, so that the output head weighs as in the whole. If memory is full, half the layers are tried next.
+bfloat16. Choices are drawn so that some experts are popular: `load` is the most tokens of an expert, as a multiple of
+the mean. TFLOP/s count the parameters that a token uses (`trainer.planning.flops`), MFU is against the matrix rate
+measured in the same run, `planned_gib` is what `trainer plan` reckons. With fewer layers than the whole model, fewer
+tokens are responses, so that the output head weighs as in the whole. If memory is full, half the layers are tried next.
 
 With `--parts` each part of a layer is measured alone, and DIR gets the longest kernels of an update.
 """
@@ -50,7 +50,7 @@ from trainer.planning.flops import Rows, update_flops
 from trainer.planning.model_size import ModelSize
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.memory.allocator import use_expandable_segments
-from trainer.training.ranks.sharding import EXPERT, EXPERT_SHARD, Execution
+from trainer.training.ranks.sharding import EXPERT, EXPERT_SHARD, Execution, reshard, sharded_modules
 
 MIXTURES = [name for name, shape in SHAPES.items() if isinstance(shape, MixtureShape)]
 # Every so many experts have all degrees of popularity, so that ranks are loaded alike for every X that leaves them.
@@ -85,7 +85,10 @@ class LocalCopies(ExpertGroup):
 
 
 class SkewedRouter(nn.Module):  # type: ignore[misc]
-    """Qwen3's router with a bias that makes some experts popular. `counts` are the tokens of each expert."""
+    """Qwen3's router whose choices are drawn, experts of a higher `bias` more often.
+
+    A random model's own choices are nearly the same for all tokens. Weights of the choices come from the logits.
+    """
 
     def __init__(self, router: Any, experts: int, skew: float) -> None:
         super().__init__()
@@ -98,8 +101,10 @@ class SkewedRouter(nn.Module):  # type: ignore[misc]
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, weights and indices of the chosen experts, [tokens, experts] and twice [tokens, chosen]."""
         logits = nn.functional.linear(hidden, self.weight)
-        probabilities = (logits.float() + self.bias).softmax(dim=-1)
-        weights, index = probabilities.topk(self.top_k, dim=-1)
+        # Gumbel noise: the largest are a draw without replacement from the softmax of the bias.
+        drawn = self.bias - (-torch.rand_like(logits, dtype=torch.float32).clamp_min(1e-20).log()).log()
+        index = drawn.topk(self.top_k, dim=-1).indices
+        weights = logits.float().softmax(dim=-1).gather(-1, index)
         return logits, (weights / weights.sum(-1, keepdim=True)).to(logits.dtype), index
 
 
@@ -111,7 +116,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="of a micro-batch")
     parser.add_argument("--row", type=int, default=2048, help="tokens of a row; in the whole model half are response")
     parser.add_argument("--micro-batches", type=int, default=2, help="of an update, each of all rows")
-    parser.add_argument("--skew", type=float, default=0.6, help="0: every expert is equally popular")
+    parser.add_argument("--skew", type=float, default=1.0, help="0: every expert is equally popular")
     parser.add_argument("--checkpointing", nargs="+", choices=["false", "true"], default=["false"])
     parser.add_argument("--compiled", nargs="+", choices=["false", "true"], default=["true"])
     parser.add_argument("--optimizer", action="store_true", help="with AdamW's step and its states")
@@ -268,13 +273,16 @@ def milliseconds_of_parts(engine: TrainingEngine, batch: Batch, options: argpars
     layer, tokens = engine.network.decoder.layers[0], options.rows * options.row
     attention, router, experts = layer.self_attn, layer.mlp.gate, layer.mlp.experts
     given = arguments_of(attention, engine, batch.rows(slice(options.rows)))
-    layer.unshard()
+    units = sharded_modules(layer)
+    for unit in units:
+        unit.unshard()
     width = router.weight.shape[1]
     hidden = torch.randn(tokens, width, device=options.device, dtype=engine.execution.dtype)
     with torch.no_grad():
         _, weights, index = router(hidden)
+    # Copies, because FSDP frees its own after a backward pass.
     gate_up, down = (
-        weight.to_local() if isinstance(weight, DTensor) else weight
+        (weight.to_local() if isinstance(weight, DTensor) else weight).detach().clone().requires_grad_()
         for weight in (experts.gate_up_proj, experts.down_proj)
     )
     # The tokens of the rank's own experts, from all ranks.
@@ -308,7 +316,7 @@ def milliseconds_of_parts(engine: TrainingEngine, batch: Batch, options: argpars
             torch.autograd.grad(output, inputs, torch.ones_like(output), allow_unused=True)
 
         measured[f"{name}_ms"] = round(1000 * seconds(both_passes, options.repeats), 3)
-    layer.reshard()
+    reshard(units)
     return measured
 
 

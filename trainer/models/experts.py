@@ -2,21 +2,23 @@
 arXiv:2006.16668).
 
 A token visits the experts that its router chose, wherever they are: all-to-all exchanges bring the tokens to the
-experts' ranks and the results back. None is dropped, however unequally the router chooses. The experts compute by
-Transformers' own grouped forward pass.
+experts' ranks and the results back. None is dropped, however unequally the router chooses. The experts compute with
+Transformers' own grouped products and gates.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
-from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+from transformers.integrations.moe import ExpertsInterface, _grouped_linear
 
 from trainer.errors import ConfigError, DataError
 
@@ -42,9 +44,9 @@ class ExpertGroup:
     def loads(self, counts: Tensor) -> Tensor:
         """The tokens for each expert: own ones, [experts] -> [rank that has them, rank of the expert, its experts], on
         CPU."""
-        of_ranks = counts.new_empty(self.size * len(counts))
-        dist.all_gather_into_tensor(of_ranks, counts, group=self.group)
-        return of_ranks.cpu().view(self.size, self.size, -1)
+        of_ranks = counts.new_empty(self.size, len(counts))
+        dist.all_gather(list(of_ranks.unbind()), counts, group=self.group)
+        return of_ranks.cpu().unflatten(1, (self.size, -1))
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Sends the first `sent[0]` rows of [rows, width] to rank 0, and so on; returns those of all ranks."""
@@ -87,6 +89,54 @@ class _Copies(torch.autograd.Function):  # type: ignore[misc]
         return of_copies.unflatten(0, (-1, ctx.copies)).sum(1) if ctx.copies > 1 else of_copies, None, None, None
 
 
+class _WeightedSum(torch.autograd.Function):  # type: ignore[misc]
+    """The weighted sum of the results of each token's experts; choices are added up in their order.
+
+    `rows` are in an order of all choices; `places` [tokens, choices] is where in it each choice is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, places: Tensor, weights: Tensor, kernels: "Kernels") -> Tensor:
+        ctx.kernels = kernels
+        ctx.save_for_backward(rows, order, places, weights)
+        return kernels.weighted_sum(rows, places, weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, order, places, weights = ctx.saved_tensors
+        of_rows = ctx.kernels.weighted_copies(gradient, order, weights)
+        return of_rows, None, None, ctx.kernels.products(gradient, rows, places).to(weights.dtype), None
+
+
+def weighted_sum(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """[rows, width] -> [tokens, width]"""
+    return (rows[places] * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
+
+
+def weighted_copies(tokens: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+    """[tokens, width] -> [rows, width]: each row is a token times the weight of its choice."""
+    return (tokens[order // weights.shape[1]] * weights.flatten()[order].unsqueeze(-1)).to(tokens.dtype)
+
+
+def products(tokens: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """The scalar product of each token with each of its rows, [tokens, choices] float32."""
+    return (tokens.unsqueeze(1).float() * rows[places].float()).sum(-1)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What reads each row once if it is compiled, and several times if not."""
+
+    weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
+    weighted_copies: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_copies
+    products: Callable[[Tensor, Tensor, Tensor], Tensor] = products
+
+    @classmethod
+    @cache
+    def compiled(cls) -> "Kernels":
+        return cls(*(torch.compile(kernel, dynamic=True) for kernel in (weighted_sum, weighted_copies, products)))
+
+
 class _SharedLoss(torch.autograd.Function):  # type: ignore[misc]
     """Weights whose gradient is divided by the ranks of the group.
 
@@ -117,13 +167,24 @@ class _OwnExperts:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
-    def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
-        """The results, [rows, width], of an expert for each row; experts: [rows], by their numbers on this rank."""
-        count = len(rows)
-        if not count:  # grouped kernels need a row; joined with none, so that the backward pass exchanges none
-            rows, experts = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), experts.new_zeros(1)
-        results: Tensor = grouped_mm_experts_forward(self, rows, experts.unsqueeze(1), rows.new_ones(len(rows), 1))
-        return results[:count]
+    def __call__(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """The results, [rows, width]; `counts` are the rows of each expert, [experts], one expert after the other."""
+        if not len(rows):  # grouped kernels need a row; joined with none, so that the backward pass exchanges none
+            one = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+            return self(one, torch.eye(1, self.num_experts, dtype=counts.dtype, device=counts.device)[0])[:0]
+        offsets = counts.cumsum(0, dtype=torch.int32)
+        if self.has_gate:
+            hidden = self._apply_gate(self._linear("gate_up_proj", rows, counts, offsets))
+        else:
+            hidden = self.act_fn(self._linear("up_proj", rows, counts, offsets))
+        return self._linear("down_proj", hidden, counts, offsets)
+
+    def _linear(self, name: str, rows: Tensor, counts: Tensor, offsets: Tensor) -> Tensor:
+        bias = None
+        if self.has_bias:
+            bias = getattr(self, f"{name}_bias").repeat_interleave(counts, dim=0, output_size=len(rows))
+        computed: Tensor = _grouped_linear(rows, getattr(self, name), offsets, bias, self.is_transposed)
+        return computed
 
 
 # Left out of compiled layers: how many rows are exchanged is known only when the router has chosen.
@@ -143,12 +204,12 @@ def parallel_experts(module: nn.Module, hidden: Tensor, chosen: Tensor, weights:
     """
     group: ExpertGroup = module.expert_group
     experts, choices = _OwnExperts(module, group.size), chosen.shape[1]
-    by_expert = torch.argsort(chosen.flatten(), stable=True)
-    loads = group.loads(torch.bincount(chosen.flatten(), minlength=module.num_experts))
+    numbers, by_expert = torch.sort(chosen.flatten(), stable=True)
+    starts = torch.searchsorted(numbers, torch.arange(module.num_experts + 1, device=numbers.device))
+    loads = group.loads(starts.diff())
     parts = divided(loads, parts_needed(loads))
     order = _part_by_part(by_expert, parts[group.rank])
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
+    places = _places(order)
     rows = _Copies.apply(hidden, order, places, choices)
     results, start = [], 0
     for sent, received in zip(parts[group.rank].unbind(-1), parts[:, group.rank].unbind(-1), strict=True):
@@ -157,8 +218,9 @@ def parallel_experts(module: nn.Module, hidden: Tensor, chosen: Tensor, weights:
             results.append(_visit(experts, part, sent, received, group))
         else:  # otherwise the backward pass would need the activations of all parts at once
             results.append(checkpoint(_visit, experts, part, sent, received, group, use_reentrant=False))
-    of_choices = _Copies.apply(torch.cat(results), places, order, 1).unflatten(0, chosen.shape)
-    return (of_choices * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+    result = torch.cat(results) if len(results) > 1 else results[0]
+    summed: Tensor = _WeightedSum.apply(result, order, places.view_as(chosen), weights, module.kernels)
+    return summed
 
 
 def _visit(experts: _OwnExperts, rows: Tensor, sent: Tensor, received: Tensor, group: ExpertGroup) -> Tensor:
@@ -166,9 +228,20 @@ def _visit(experts: _OwnExperts, rows: Tensor, sent: Tensor, received: Tensor, g
     of a rank]."""
     there, here = sent.sum(1).tolist(), received.sum(1).tolist()
     visitors = _Exchange.apply(rows, there, here, group)
-    numbers = torch.arange(experts.num_experts).repeat(group.size).repeat_interleave(received.flatten())
-    results = experts(visitors, numbers.to(rows.device, non_blocking=True))
-    return _Exchange.apply(results, here, there, group)
+    # From one rank after the other to one expert after the other, and back.
+    counts = received.to(rows.device, non_blocking=True)
+    numbers = torch.arange(experts.num_experts, device=rows.device).repeat(group.size)
+    order = numbers.repeat_interleave(counts.flatten(), output_size=len(visitors)).argsort(stable=True)
+    places = _places(order)
+    by_expert = experts(_Copies.apply(visitors, order, places, 1), counts.sum(0))
+    return _Exchange.apply(_Copies.apply(by_expert, places, order, 1), here, there, group)
+
+
+def _places(order: Tensor) -> Tensor:
+    """Where each number is in an order of all of them."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places
 
 
 def parts_needed(loads: Tensor) -> int:
@@ -201,7 +274,7 @@ def expert_modules(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")]
 
 
-def split_experts(decoder: nn.Module, mesh: DeviceMesh, shards: int) -> None:
+def split_experts(decoder: nn.Module, mesh: DeviceMesh, shards: int, compiles: bool = False) -> None:
     """Divides the experts of each layer among the ranks of a mesh, in place; each rank of it shares its own with
     `shards` - 1 ranks of other groups.
 
@@ -211,6 +284,7 @@ def split_experts(decoder: nn.Module, mesh: DeviceMesh, shards: int) -> None:
     decoder.set_experts_implementation(NAME)
     for module in expert_modules(decoder):
         module.expert_group = group
+        module.kernels = Kernels.compiled() if compiles else Kernels()
         for name, weight in list(module.named_parameters(recurse=False)):
             if weight.shape[1] % shards:
                 raise ConfigError(
@@ -218,8 +292,8 @@ def split_experts(decoder: nn.Module, mesh: DeviceMesh, shards: int) -> None:
                     f"divide the size {weight.shape[1]} of {name}",
                     hint="set it so that fewer ranks share the same experts, or set sharding.shard_size",
                 )
-            own = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(own, requires_grad=weight.requires_grad))
+            share = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(share, requires_grad=weight.requires_grad))
 
 
 def check_expert_parallel(language_model: nn.Module, role: str, ranks: int) -> None:

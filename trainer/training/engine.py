@@ -373,8 +373,8 @@ class TrainingEngine:
 def parameter_groups(network: nn.Module, decay_vectors: bool = True) -> list[dict[str, Any]]:
     """The trained weights of a sharded network, as torch's optimizers take them.
 
-    Those of one mesh are a group, because fused kernels cannot mix meshes. Without `decay_vectors`, biases and weights
-    of one dimension are others, without weight decay.
+    Those of one mesh are a group, because not every release of torch can mix meshes in a fused kernel. Without
+    `decay_vectors`, biases and weights of one dimension are others, without weight decay.
     """
     groups: dict[tuple[DeviceMesh, bool], list[nn.Parameter]] = defaultdict(list)
     for name, weight in network.named_parameters():

@@ -22,10 +22,9 @@ from trainer.config.sections.roles import LoraConfig
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
-from trainer.models.experts import expert_modules, parts_needed
 from trainer.models.lora import adapted_layers, add_adapters
 from trainer.models.networks import PolicyNetwork
-from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.engine import OptimizerSettings, TrainingEngine, parameter_groups
 from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharded_state import ShardedState
 from trainer.training.ranks.sharding import Execution
@@ -44,13 +43,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 8, "shared_expert_intermediate_size": 16, **NARROW},
     "mixtral": {"num_local_experts": 8},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
-    "deepseek_v2": {**ROUTED, **LATENT, **NARROW, "topk_method": "group_limited_greedy"},
+    "deepseek_v2": {**ROUTED, **LATENT, **NARROW, "num_key_value_heads": 4, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**ROUTED, **LATENT, **NARROW, "num_key_value_heads": 4},
     "glm4_moe": {**ROUTED, **NARROW},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, **WINDOWS},
     "minimax": {"num_local_experts": 8, **LINEAR},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
+DENSE = "qwen3"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Model:
 
     def make(self) -> nn.Module:
         choices = {"num_experts_per_tok": self.favoured} if self.favoured else {}
-        made = language_model(self.family, FAMILIES[self.family] | choices)
+        made = language_model(self.family, FAMILIES.get(self.family, {}) | choices)
         for name, tensor in [*made.named_buffers(), *made.named_parameters()]:
             if name.endswith(("e_score_correction_bias", "router.bias")):
                 tensor.data.normal_(std=0.3, generator=torch.Generator().manual_seed(6))
@@ -84,15 +84,15 @@ class Case:
     sharding: Mapping[str, Any] = field(default_factory=dict)
     rows: int = 3  # of a micro-batch
     checkpointing: bool = False
-    compiled: bool = False
+    fused: bool = False  # the optimizer's kernel, which GPUs always use; biases then do not decay
+    first_reads: bool = False  # only the first rank has the weights, and broadcasts them
 
     @property
     def name(self) -> str:
         """What tests show."""
-        more = [*(f"{name}={value}" for name, value in self.sharding.items())]
-        more += [name for name in ("checkpointing", "compiled") if getattr(self, name)]
-        more += [f"favoured={self.model.favoured}"] * bool(self.model.favoured)
-        return " ".join([self.model.family, *["adapters"] * self.model.adapters, *more])
+        flags = [name for name in ("checkpointing", "fused", "first_reads") if getattr(self, name)]
+        flags += ["adapters"] * self.model.adapters + [f"favoured={self.model.favoured}"] * bool(self.model.favoured)
+        return " ".join([self.model.family, *(f"{name}={value}" for name, value in self.sharding.items()), *flags])
 
 
 QWEN, DEEPSEEK, GPT = Model("qwen3_moe"), Model("deepseek_v3"), Model("gpt_oss")
@@ -107,6 +107,9 @@ CASES: dict[int, list[Case]] = {
         Case(QWEN, {**TWO, "param_offload": True, "optimizer_offload": True}),
         Case(DEEPSEEK, {**TWO, "context_parallel": 2}),
         Case(Model("deepseek_v3", favoured=2), TWO),
+        Case(DEEPSEEK, TWO, first_reads=True),
+        Case(GPT, TWO, fused=True),
+        Case(Model(DENSE), {"tensor_parallel": 2}, fused=True),
     ],
     4: [
         Case(QWEN, FOUR, rows=1),
@@ -145,10 +148,15 @@ def engine_of(case: Case) -> TrainingEngine:
         torch.device("cpu"),
         torch.float32,
         checkpoint_activations=case.checkpointing,
-        compile_layers=case.compiled,
         sharding=ShardingConfig(**case.sharding),
     )
-    return TrainingEngine(PolicyNetwork(case.model.make(), TEMPERATURE), execution, SETTINGS)
+    with torch.device("meta" if case.first_reads and dist.get_rank() else "cpu"):
+        model = case.model.make()
+    engine = TrainingEngine(PolicyNetwork(model, TEMPERATURE), execution, SETTINGS)
+    if case.fused:
+        groups = parameter_groups(engine.network, decay_vectors=False)
+        engine.optimizer = torch.optim.AdamW(groups, RATE, weight_decay=DECAY, eps=EPSILON, fused=True)
+    return engine
 
 
 def found(case: Case) -> Found:
@@ -157,35 +165,53 @@ def found(case: Case) -> Found:
     members = engine.ranks_per_data_group
     batch = rows()
     shards = batch.shards(dist.get_world_size() // members)
-    own = batch.rows(shards[dist.get_rank() // members].rows)
+    share = batch.rows(shards[dist.get_rank() // members].rows)
     log_probs: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(log_probs, engine.forward(own, limit))
-    metrics = engine.accumulate_gradients(own, loss, limit)
+    dist.all_gather_object(log_probs, engine.forward(share, limit))
+    metrics = engine.accumulate_gradients(share, loss, limit)
     gradients = whole_gradients(engine.network)
     engine.optimizer.zero_grad()
+    updates = [engine.update(share, loss, limit) for _ in range(UPDATES)]
+    weights, gathered = whole_weights(engine), whole_weights(engine, torch.float32)
     return {
         "log_probs": torch.cat(log_probs[::members])[torch.cat([shard.rows for shard in shards]).argsort()],
         "gradients": gradients,
         "metrics": metrics,
-        "updates": [engine.update(own, loss, limit) for _ in range(UPDATES)],
-        "weights": {
-            name: weight.clone()
-            for name, weight in engine.full_weights(engine.network.language_model, shared_once=True)
-        },
+        "updates": updates,
+        "weights": weights,
+        "gathered alike": all(torch.equal(weight, gathered[name]) for name, weight in weights.items()),
     }
+
+
+def whole_weights(engine: TrainingEngine, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    model = engine.network.language_model
+    return {name: weight.clone() for name, weight in engine.full_weights(model, shared_once=True, dtype=dtype)}
+
+
+# By number of ranks: the layouts of a run that is resumed, each from the checkpoint of the one before.
+RESUMED: dict[int, Case] = {1: Case(DEEPSEEK), 2: Case(DEEPSEEK, TWO), 4: Case(DEEPSEEK, TWO)}
+
+
+def resumed(case: Case, directory: Path) -> dict[str, Tensor]:
+    """Saves the state that the smaller group has saved, or that after an update; the weights after another one."""
+    ranks, engine = dist.get_world_size(), engine_of(case)
+    batch, state, limit = rows(), ShardedState(engine), MicroBatchLimit(case.rows)
+    share = batch.rows(batch.shards(ranks)[dist.get_rank()].rows)
+    if ranks == 1:
+        engine.update(share, loss, limit)
+    else:
+        state.load(directory / f"of_{ranks // 2}")
+    state.start_save(directory / f"of_{ranks}")
+    state.finish_save(60)
+    engine.update(share, loss, limit)
+    return whole_weights(engine)
 
 
 def run(rank: int, world_size: int, port: int, directory: Path) -> None:
     torch.set_num_threads(1)
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
-    results = {}
-    import os
-
-    for case in CASES[world_size]:
-        if os.environ.get("ONLY", "") not in case.name:
-            continue
-        print(rank, case.name, flush=True)
-        results[case.name] = found(case)
+    results: dict[str, Any] = {case.name: found(case) for case in CASES[world_size]}
+    results["resumed"] = resumed(RESUMED[world_size], directory)
     if rank == 0:
         torch.save(results, directory / f"world_{world_size}.pt")
     dist.barrier()
@@ -193,7 +219,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    for world_size in CASES if len(sys.argv) < 3 else [int(sys.argv[2])]:
+    for world_size in CASES:
         fork_ranks(run, world_size, directory)
 
 

@@ -221,6 +221,13 @@ def test_ranks_that_cannot_share_the_heads_of_a_model_are_refused(role: str, mod
     assert caught.value.hint == "set it to one of 1, 2, 3, 6"
 
 
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_a_dense_model_for_ranks_that_divide_experts_is_refused(role: str, model: Path) -> None:
+    config = {"model": {"path": model}, "algorithm": {"advantage": "gae"}, role: {"sharding": {"expert_parallel": 2}}}
+    with pytest.raises(DataError, match=rf"^{role}\.sharding\.expert_parallel=2: \w+ models have no experts"):
+        check_models(Config.model_validate(config))
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     path = changed(model, tmp_path / "small", "config.json", lambda c: c.update(vocab_size=100))

@@ -1,7 +1,7 @@
 """Sharding a network over ranks and preparing its computation: FSDP2, mixed precision, checkpointing, compilation."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -78,7 +78,7 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
         return False if stays else execution.sharding.reshard_after_forward
 
     if experts is not None:
-        split_experts(network.decoder, experts[EXPERT], experts[EXPERT_SHARD].size())
+        split_experts(network.decoder, experts[EXPERT], experts[EXPERT_SHARD].size(), compiles(network, execution))
         same = _sharing(experts, EXPERT_SHARD)
         for module in expert_modules(network.decoder):
             # Not along the experts, of which a rank may have fewer than ranks share them.
@@ -165,26 +165,24 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
 
 
 def gathered_by_unit(
-    module: nn.Module, named: Iterable[tuple[str, Tensor]], units: Sequence[FSDPModule]
+    module: nn.Module, named: Iterable[tuple[str, Tensor]], units: Iterable[FSDPModule]
 ) -> Iterator[tuple[str, Tensor]]:
     """The named parameters of a part of the network, those of `units` gathered and in the type of the computation.
 
-    FSDP gathers all weights of a unit in one collective. What other ranks hold by tensor or expert parallelism stays
-    there. Every rank must exhaust it.
+    FSDP gathers neighbouring weights of a unit in one collective. What other ranks hold by tensor or expert parallelism
+    stays there. Every rank must exhaust it.
     """
     # Inner units come later: a weight belongs to the innermost.
-    unit_of = {id(weight): number for number, unit in enumerate(units) for weight in unit.parameters()}
-    by_unit: dict[int | None, list[tuple[str, Tensor]]] = defaultdict(list)
-    for name, weight in named:
-        by_unit[unit_of.get(id(weight))].append((name, weight))
-    for number, group in by_unit.items():
-        if number is None:
+    unit_of = {id(weight): unit for unit in units for weight in unit.parameters()}
+    for unit, group in itertools.groupby(named, key=lambda pair: unit_of.get(id(pair[1]))):
+        if unit is None:
             yield from group
             continue
-        units[number].unshard()
+        names = [name for name, _ in group]
+        unit.unshard()
         # Copies, because FSDP frees its own memory at once.
-        whole = [(name, module.get_parameter(name).clone()) for name, _ in group]
-        units[number].reshard()
+        whole = [(name, module.get_parameter(name).clone()) for name in names]
+        unit.reshard()
         yield from whole
 
 
