@@ -104,6 +104,16 @@ def test_operations_are_those_that_torch_counts(family: str, tmp_path: Path) -> 
     assert counter.get_total_flops() == pytest.approx(products + pairs, rel=0.02)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_latent_attention_scores_wide_queries_and_adds_narrow_values(family: str, tmp_path: Path) -> None:
+    size = ModelSize.read(write_config(family, SIZES | LATENT, tmp_path))
+    assert size is not None
+    # A second token sees one more: two operations for each channel of its score and of the value.
+    more = forward_flops(size, Rows([2], 0)) - 2 * forward_flops(size, Rows([1], 0))
+    assert more == 3 * 4 * 2 * ((16 + 8) + 12)
+    assert size.key_values == 3 * (24 + 8)  # an engine caches the latent state and the rotated part
+
+
 def _products(size: ModelSize, tokens: int) -> float:
     """Operations that grow with tokens alone, by the difference of one long row and many short ones."""
     return tokens * (forward_flops(size, Rows([1], 0)) - 2 * (size.query + (size.value or size.query)) * size.layers)
