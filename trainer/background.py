@@ -1,12 +1,15 @@
 """Work in threads of which none can keep a process from going on or from ending."""
 
+import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from contextlib import suppress
+from typing import NoReturn, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +47,11 @@ def ended_within(seconds: float, work: Callable[[], object], left: str) -> bool:
     return True
 
 
-def limit_exit(status: int) -> None:
-    """Ends this process with a status if it has not ended within a time. Call it last: packages may wait for their
-    servers when Python ends, and Python for threads that wait for a disk."""
+def end_process(status: int) -> NoReturn:
+    """Ends this process: waits for its threads, calls exit functions and flushes, all within a time.
+
+    The interpreter is not torn down: threads of Ray, gloo and CUDA that still run would crash in it.
+    """
 
     def end() -> None:
         time.sleep(EXIT_SECONDS)
@@ -56,3 +61,10 @@ def limit_exit(status: int) -> None:
         os._exit(status)
 
     threading.Thread(target=end, name="exit", daemon=True).start()
+    # As Python does when a program has ended.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):  # closed, by us or by the reader
+            stream.flush()
+    os._exit(status)

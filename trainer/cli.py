@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from trainer.background import limit_exit
+from trainer.background import end_process
 from trainer.cluster.ending import leave
 from trainer.commands.config import config
 from trainer.commands.data import data
@@ -64,8 +64,7 @@ def run_process(arguments: list[str] | None = None) -> NoReturn:
     try:
         main(arguments)
     except SystemExit as end:
-        limit_exit(end.code if isinstance(end.code, int) else int(end.code is not None))
-        raise
+        end_process(end.code if isinstance(end.code, int) else int(end.code is not None))
 
 
 def _run(arguments: list[str] | None) -> int | None:

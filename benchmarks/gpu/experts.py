@@ -15,6 +15,7 @@ With `--parts` each part of a layer is measured alone, and DIR gets the longest 
 
 import argparse
 import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,9 @@ class LocalCopies(ExpertGroup):
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         count, rows = sum(received), rows.contiguous()
         self.sent += sum(sent[1:]) * rows.shape[1] * rows.element_size()
-        return torch.cat([rows, rows[: count - len(rows)]]) if count > len(rows) else rows[:count].clone()
+        if not len(rows):
+            return rows.new_zeros(count, *rows.shape[1:])
+        return rows.repeat(math.ceil(count / len(rows)), 1)[:count].contiguous()
 
 
 class SkewedRouter(nn.Module):  # type: ignore[misc]

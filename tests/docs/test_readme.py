@@ -81,7 +81,7 @@ def test_command_is_understood(line: str, comment: str, tmp_path: Path, monkeypa
             parse_launch(rest)
         case ["python", "-m", "trainer", *rest]:
             parse_trainer(rest)
-        case ["pip", "install", "."]:
+        case ["pip", "install", "." | ".[trainer]"]:
             assert (ROOT / "tests" / "wheel" / "test_wheel.py").is_file(), "it installs the wheel and runs the commands"
         case [program, *rest] if program in ELSEWHERE:
             assert comment.startswith("# needs "), f"say above {line!r} what it needs"

@@ -145,11 +145,25 @@ def packed_network(device: torch.device, family: str, dtype: str, share_prompts:
     return apart(results, wanted, rows.response_mask)
 
 
-def attention(device: torch.device, dtype: str, window: int | None, width: int) -> dict[str, float]:
-    """Attention of a packed line compared with padded attention in float32, and the share that the window hides."""
+def attention(
+    device: torch.device,
+    dtype: str,
+    window: int | None,
+    width: int,
+    value_width: int | None = None,
+    sinks: bool = False,
+) -> dict[str, float]:
+    """Attention of a packed line compared with padded attention in float32, and the share that the window hides.
+
+    Values have a width of their own (DeepSeek's latent attention), and heads have sinks (gpt-oss), if given.
+    """
     lengths = [1, 300, 17, 64, 130]
     drawn = drawn_for(lengths, (4, 2), width, 2, device, dtype)
-    names = ("output", "query", "key", "value")
+    if value_width is not None:
+        drawn[2:] = (tensor[..., :value_width] for tensor in drawn[2:])
+    if sinks:
+        drawn.append(torch.tensor([-1.0, 0.0, 1.0, 3.0], device=device))
+    names = ("output", "query", "key", "value", "sinks")[: len(drawn)]
     results, wanted = (attended(drawn, lengths, kind, window) for kind in (dtype, "float32"))
     open_to_all = attended(drawn, lengths, "float32", None)[0]
     differences = {name: distance(*pair) for name, *pair in zip(names, results, wanted, strict=True)}
@@ -183,17 +197,20 @@ def drawn_for(
 
 
 def attended(drawn: list[Tensor], lengths: list[int], dtype: str, window: int | None) -> list[Tensor]:
-    """The output and the gradients of query, key and value, each [tokens, heads, width] float32."""
+    """The output and the gradients of query, key and value, each [tokens, heads, width] float32, and of sinks."""
     offsets = torch.tensor([0, *lengths], device=drawn[0].device).cumsum(0).to(torch.int32)
-    query, key, value = (tensor.to(getattr(torch, dtype), copy=True).requires_grad_() for tensor in drawn[:3])
+    query, key, value, *sinks = (
+        tensor.to(getattr(torch, dtype), copy=True).requires_grad_() for tensor in (*drawn[:3], *drawn[4:])
+    )
     longest = -(-max(lengths) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     output, _ = packed_attention(
         *(nn.Module(), query, key, value, None, None, window),
+        s_aux=sinks[0] if sinks else None,
         **{"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest},
     )
     output.backward(drawn[3].transpose(1, 2).to(output.dtype))
     gradients = (tensor.grad.squeeze(0).transpose(0, 1).float() for tensor in (query, key, value))
-    return [output.detach().squeeze(0).float(), *gradients]
+    return [output.detach().squeeze(0).float(), *gradients, *(tensor.grad.float() for tensor in sinks)]
 
 
 def distance(values: Tensor, expected: Tensor) -> float:

@@ -54,6 +54,19 @@ def test_variable_length_attention_matches_padded_attention(
         assert distance < BFLOAT16, name
 
 
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize(
+    "given", [{"width": 64, "sinks": True}, {"width": 192, "value_width": 128}], ids=["sinks", "latent attention"]
+)
+def test_attention_of_mixtures_matches_the_formula(
+    one_rank: Ranks, measure: Measure, given: dict[str, Any], window: int | None
+) -> None:
+    results = measure(one_rank, "tests.gpu.layers.attention", dtype="bfloat16", window=window, **given)
+    del results["hidden by the window"]
+    for name, distance in results.items():
+        assert distance < BFLOAT16, name
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_attention_of_long_packed_rows_matches_each_row_in_float32(
     one_rank: Ranks, measure: Measure, seed: int

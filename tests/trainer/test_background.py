@@ -46,15 +46,30 @@ def test_an_error_of_the_work_is_the_callers(error: Exception) -> None:
     ],
 )
 def test_a_process_ends_whatever_its_threads_and_packages_wait_for(hindrance: str) -> None:
+    done = ended_by(f"background.EXIT_SECONDS = 0.5; {hindrance}")
+    assert done.returncode == 7
+    assert "not ended after 0.5 s, and left" in done.stderr
+
+
+def test_a_process_ends_without_a_tear_down_of_the_interpreter_in_which_threads_of_packages_crash() -> None:
+    done = ended_by(
+        "atexit.register(print, 'exit function')",
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()",
+        "logging.torn_down = type('Torn', (), {'__del__': lambda self: os.write(1, b'tear-down')})()",
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (7, ["thread", "exit function"])
+
+
+def ended_by(*statements: str) -> subprocess.CompletedProcess[str]:
+    """The end of a process whose command is these statements, with status 7."""
     program = (
-        "import atexit, logging, sys, threading, time; from concurrent.futures import ThreadPoolExecutor\n"
-        "from trainer import background, cli; background.EXIT_SECONDS = 0.5\n"
-        f"cli.app = lambda *_, **__: ({hindrance}, 7)[1]\n"
+        "import atexit, logging, os, sys, threading, time; from concurrent.futures import ThreadPoolExecutor\n"
+        "from trainer import background, cli\n"
+        "def command(*_, **__):\n" + "".join(f"    {statement}\n" for statement in statements) + "    return 7\n"
+        "cli.app = command\n"
         "cli.run_process([])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 7
-    assert "not ended after 0.5 s, and left" in done.stderr

@@ -207,9 +207,11 @@ class Config(WorkersConfig):
         """Every optimizer step uses equally many responses, and none is left over."""
         for role, section in self.trained.items():
             if self.responses % section.mini_batch_size:
+                largest = min(section.mini_batch_size, self.responses)
+                fitting = next(size for size in range(largest, 0, -1) if self.responses % size == 0)
                 raise ValueError(
                     f"{role}.mini_batch_size={section.mini_batch_size} does not divide the {self.responses} responses "
-                    "of a step (data.train_batch_size x rollout.samples_per_prompt)"
+                    f"of a step (data.train_batch_size x rollout.samples_per_prompt): set it to {fitting}"
                 )
         return self
 
@@ -322,6 +324,21 @@ class Config(WorkersConfig):
             raise ValueError(
                 f"algorithm.old_log_probs=engine: the ratio of actor.policy_loss={self.actor.policy_loss} already "
                 "corrects for the engine: set algorithm.correction=none, or actor.policy_loss=gpg"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _recorded_experts_can_be_had(self) -> Self:
+        replay = f"actor.router_replay={self.actor.router_replay}"
+        if self.actor.router_replay == "recompute" and self.engines_know_old_log_probs:
+            raise ValueError(
+                f"{replay}: no pass for old log-probs records experts with algorithm.old_log_probs=engine: set "
+                "actor.router_replay=engine"
+            )
+        if self.actor.router_replay == "engine" and self.trainer.mode != "synchronous":
+            raise ValueError(
+                f"{replay} does not support trainer.mode={self.trainer.mode}: a checkpoint keeps responses sampled "
+                "ahead without their experts: set actor.router_replay=recompute, or trainer.mode=synchronous"
             )
         return self
 

@@ -18,6 +18,7 @@ from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.prefetch import Prefetcher
+from trainer.data.batches.routes import Routes
 from trainer.data.dataset import Prompt
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.conversations.tool_agent import ToolAgent
@@ -117,14 +118,19 @@ class Experience:
         return metrics
 
     def batch(self) -> Batch:
-        """The responses as padded tensors, with the engines' log-probs if they were asked for."""
+        """The responses as padded tensors, with the engines' log-probs and experts if they were asked for."""
         with_log_probs = all(response.with_log_probs for response in self.responses)
-        return Batch.from_responses(
-            [response.prompt for response in self.responses],
+        prompts = [response.prompt for response in self.responses]
+        batch = Batch.from_responses(
+            prompts,
             [response.token_ids for response in self.responses],
             [response.log_probs for response in self.responses] if with_log_probs else None,
             [response.mask for response in self.responses],
         )
+        if not any(response.with_routes for response in self.responses):
+            return batch
+        routes = Routes([response.routes for response in self.responses])
+        return batch.with_(routes=routes.with_prompts_of_others(prompts))
 
 
 @dataclass(frozen=True)
@@ -370,7 +376,10 @@ class Collector:
         seed, rows = self.config.trainer.seed, range(first_row, first_row + len(prompts))
         seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
         rollout, with_log_probs = self.config.rollout, self.config.has_rollout_log_probs(step)
-        return self.conversations.begin(prompts, seeds, rollout.temperature, rollout.truncation, with_log_probs)
+        with_routes = self.config.actor.router_replay == "engine"
+        return self.conversations.begin(
+            prompts, seeds, rollout.temperature, rollout.truncation, with_log_probs, with_routes
+        )
 
 
 def _info(prompt: Prompt, row: Trajectory) -> dict[str, Any]:

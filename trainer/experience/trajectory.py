@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 
 from trainer.algorithms.truncation import WHOLE, Truncation
+from trainer.data.batches.routes import Segment
 from trainer.data.dataset import Prompt
 from trainer.experience.environment import ConversationEnvironment, Program
 from trainer.rewards.answer import Cause, Scored
@@ -20,7 +21,8 @@ class Trajectory:
     where it did not, or without `with_log_probs`), and after how many updates of the weights. `answers` counts the
     environment's turns; `answering` means that it is at work on one. `home` numbers the engine that samples all turns,
     modulo the number of engines. `scored` is set once an environment has given a score, or failed. `truncated` means
-    that the limit ended the response. `retried` holds the causes of earlier attempts, which failed.
+    that the limit ended the response. `routes` are the experts that tokens of prompt and response chose in the engine,
+    recorded with `with_routes`. `retried` holds the causes of earlier attempts, which failed.
     """
 
     prompt: tuple[int, ...]
@@ -42,6 +44,8 @@ class Trajectory:
     scored: Scored | None = None
     truncation: Truncation = WHOLE
     with_log_probs: bool = True
+    with_routes: bool = False
+    routes: list[Segment] = field(default_factory=list)
     task: Prompt | None = None
     retried: tuple[Cause, ...] = ()
 
@@ -57,6 +61,7 @@ class Trajectory:
             self.truncation,
             self.with_log_probs,
             begun=len(self.turn),
+            record_from=max((part.end for part in self.routes), default=0) if self.with_routes else None,
         )
 
     def add(self, response: Response, version: int) -> bool:
@@ -66,6 +71,7 @@ class Trajectory:
         self.mask += [True] * count
         self.log_probs += response.log_probs or [0.0] * count
         self.versions += [version] * count
+        self.routes += response.routes
         self.done = len(self.token_ids) == self.limit
         self.truncated = self.done and not response.ended
         self.turns += response.ended or self.done
@@ -78,7 +84,7 @@ class Trajectory:
         assert self.scored.cause is not None
         self.retried = (*self.retried, self.scored.cause)
         self.prompt, self.seed = self.task.token_ids, retry_seed(self.seed)
-        self.token_ids, self.mask, self.log_probs, self.versions = [], [], [], []
+        self.token_ids, self.mask, self.log_probs, self.versions, self.routes = [], [], [], [], []
         self.turn_start = self.turns = self.answers = 0
         self.done = self.truncated = False
         self.scored = None
@@ -91,6 +97,7 @@ class Trajectory:
             mask=list(self.mask),
             log_probs=list(self.log_probs),
             versions=list(self.versions),
+            routes=list(self.routes),
         )
 
     @property

@@ -2,7 +2,8 @@
 
 On GPUs it uses torch's variable-length FlashAttention. On CPU and in float32 it pads the sequences on the right and
 uses torch's scaled dot-product attention: under a causal mask no token sees the padding after it. Neither knows soft
-caps (Gemma 2) or sinks (gpt-oss): attention with them is computed from its formula, block by block.
+caps (Gemma 2) or sinks (gpt-oss). Sinks are added to what FlashAttention returns; otherwise attention is computed from
+its formula, block by block.
 """
 
 import inspect
@@ -10,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
@@ -73,16 +74,17 @@ def packed_attention(
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     if visible is not None:
         key, value = key[visible], value[visible]
-    formula = softcap is not None or s_aux is not None
-    if query.is_cuda and query.dtype != torch.float32 and not formula:  # FlashAttention does not support float32
-        bounds = (-1 if sliding_window is None else sliding_window - 1, 0)
+    # FlashAttention does not support float32. On AMD GPUs its log-sum-exp comes in another shape.
+    flash = query.is_cuda and query.dtype != torch.float32 and softcap is None
+    if flash and not (s_aux is not None and torch.version.hip):
         # The last tokens that a sequence sees are its own, as FlashAttention assumes of fewer queries than keys.
         lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
-        attended = varlen_attn(query, key, value, *lengths, scale=scaling, window_size=bounds, **_GROUPED_HEADS)
+        attended = _by_flash(query, key, value, lengths, scaling, sliding_window, s_aux)
         return attended.unsqueeze(0), None
     if visible is not None:  # as many queries as keys: those of a shared prompt again and again
         query = query[visible]
     line = (query, key, value, cu_seq_lens_k, max_length_k, scaling, sliding_window)
+    formula = softcap is not None or s_aux is not None
     attended = _by_formula(*line, softcap, s_aux) if formula else _padded(*line)
     return (attended if among_visible is None else attended[among_visible]).unsqueeze(0), None
 
@@ -124,6 +126,112 @@ def _exchanging(
     sinks = None if sinks is None else context.own_heads(sinks)
     attended, _ = packed_attention(module, query, key, value, attention_mask, s_aux=sinks, **given)
     return context.tokens_of_rank(attended), None
+
+
+# Bounds of the queries' and the keys' sequences, and the longest of each.
+_Lengths = tuple[Tensor | None, Tensor, int | None, int]
+
+
+def _by_flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: _Lengths,
+    scale: float | None,
+    window: int | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    width, of_values = query.shape[-1], value.shape[-1]
+    if of_values < width:  # the latent attention of DeepSeek; the kernels know one width
+        value = pad(value, (0, width - of_values))
+    bounds = (-1 if window is None else window - 1, 0)
+    if sinks is None:
+        attended = varlen_attn(query, key, value, *lengths, scale=scale, window_size=bounds, **_GROUPED_HEADS)
+    else:
+        attended = _with_sinks(query, key, value, sinks, lengths, scale, bounds)
+    return attended[..., :of_values]
+
+
+@torch.compiler.disable  # as torch's own operator
+def _with_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor,
+    lengths: _Lengths,
+    scale: float | None,
+    bounds: tuple[int, int],
+) -> Tensor:
+    attended: Tensor = _FlashWithSinks.apply(query, key, value, sinks, lengths, scale, bounds)
+    return attended
+
+
+class _FlashWithSinks(torch.autograd.Function):  # type: ignore[misc]
+    """FlashAttention whose softmax has one more term in its sum for each head.
+
+    The output is the kernel's, scaled from its sum to the larger one. The kernel's backward pass computes weights from
+    the log-sum-exp and subtracts the product of output and gradient: given the larger sum and the scaled output it
+    gives the gradients of attention with sinks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor,
+        lengths: _Lengths,
+        scale: float | None,
+        bounds: tuple[int, int],
+    ) -> Tensor:
+        output, lse = flash_forward(query, key, value, lengths, scale, bounds)
+        with_sinks = torch.logaddexp(lse, sinks.float().unsqueeze(1))  # [heads, tokens]
+        output = (output * (lse - with_sinks).exp().T.unsqueeze(-1)).to(output.dtype)
+        ctx.save_for_backward(query, key, value, sinks, output, with_sinks)
+        ctx.given = lengths, scale, bounds
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sinks, output, lse = ctx.saved_tensors
+        gradients = flash_backward(gradient.contiguous(), query, key, value, output, lse, *ctx.given)
+        by_head = (gradient.float() * output.float()).sum(dim=-1).T  # [heads, tokens]
+        of_sinks = -((sinks.float().unsqueeze(1) - lse).exp() * by_head).sum(dim=1)
+        return *gradients, of_sinks.to(sinks.dtype), None, None, None
+
+
+def flash_forward(
+    query: Tensor, key: Tensor, value: Tensor, lengths: _Lengths, scale: float | None, bounds: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The output, [tokens, heads, width], and the log-sum-exp of the scores, [heads, tokens] float32."""
+    given = {"scale": scale, "window_size": bounds, "return_aux": AuxRequest(lse=True), **_GROUPED_HEADS}
+    output, lse = varlen_attn(query, key, value, *lengths, **given)
+    return output, lse
+
+
+def flash_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    lengths: _Lengths,
+    scale: float | None,
+    bounds: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value. torch's public function takes no other log-sum-exp than its own."""
+    random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # nothing is dropped out
+    unused = torch.empty(0, device=query.device)
+    causal = bounds == (-1, 0)
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        *(gradient, query, key, value, output, lse, *lengths, 0.0, causal, random_state, unused),
+        scale=scale,
+        window_size_left=bounds[0],
+        window_size_right=bounds[1],
+    )
+    return gradients
 
 
 def _padded(

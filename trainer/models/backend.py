@@ -23,7 +23,7 @@ class TrainingBackend(Protocol):
     """Whether LoRA adapters work on its layers."""
 
     needs_weights: bool
-    """Whether every rank must read the weights before `prepare`; otherwise the first rank broadcasts them."""
+    """Whether every rank must read the whole weights before `prepare`."""
 
     def check(self, role: str, model: Mapping[str, Any]) -> None:
         """Raises ConfigError if this machine or a model with this `config.json` cannot use the backend."""

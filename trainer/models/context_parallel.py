@@ -69,6 +69,12 @@ class ContextGroup:
         total: Tensor = _Total.apply(tensor, self)
         return total
 
+    def whole_line(self, share: Tensor) -> Tensor:
+        """What all tokens of the line have, [tokens, ...], from the members' [tokens / size, ...]; no gradient."""
+        shares = [torch.empty_like(share, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(shares, share.contiguous(), group=self.group)
+        return torch.stack(shares, dim=1).flatten(0, 1)
+
     def exchange(self, parts: Tensor) -> Tensor:
         """Part i of [size, ...] goes to member i; returns the parts from all members in their order."""
         parts = parts.contiguous()  # the collective reads memory in its order, whatever the strides

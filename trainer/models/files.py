@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trainer.config.section import is_hub_name
 from trainer.config.sections.model import ModelConfig
-from trainer.config.sections.roles import LoraConfig, TrainedModelConfig
+from trainer.config.sections.roles import ActorConfig, LoraConfig, TrainedModelConfig
 from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
@@ -18,6 +18,7 @@ from trainer.models.experts import check_expert_parallel
 from trainer.models.model_class import check_causal, check_exported
 from trainer.models.networks import check_context_parallel
 from trainer.models.overrides import check_layers, with_overrides
+from trainer.models.routers import check_routers
 
 C = TypeVar("C", bound=WorkersConfig)
 
@@ -113,13 +114,14 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
     critic or teacher is not the actor's.
     Raises ConfigError if a role's training backend does not support its model, DataError if the ranks of
     `sharding.context_parallel` cannot compute its rows together or those of `sharding.expert_parallel` cannot divide
-    its experts.
+    its experts, or if settings of routers are given for a model without routers that are known.
     """
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
     check_exported(actor, read_json(actor / "config.json"), "model.path")
     _check_sharing("actor", config.actor, actor)
     _check_backend("actor", config.actor, actor)
+    _check_routers(config.actor, actor)
     _check_positions(config, actor, longest)
     _check_heads(actor, config.rollout.tensor_parallel)
     if config.reward.model.path is not None:
@@ -161,6 +163,13 @@ def _check_sharing(role: str, settings: TrainedModelConfig, model: Path) -> None
         language_model = empty_language_model(model)
         check_context_parallel(language_model, role, sharding.context_parallel, sharding.tensor_parallel)
         check_expert_parallel(language_model, role, sharding.expert_parallel)
+
+
+def _check_routers(settings: ActorConfig, model: Path) -> None:
+    if settings.needs_routers:
+        from trainer.models.pretrained import empty_language_model
+
+        check_routers(empty_language_model(model), settings.needs_routers)
 
 
 def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None:

@@ -13,6 +13,7 @@ from trainer.models.exact.operators import Operators
 from trainer.models.linear_log_probs import linear_log_probs, linear_squared_probabilities
 from trainer.models.output_head import output_head
 from trainer.models.packing import PackedRows
+from trainer.models.routers import Routers
 
 # Number of logits in one chunk. Large matrix products are efficient on GPUs; 2^29 numbers in bfloat16 are 1 GiB.
 LOGITS_PER_CHUNK = {"cuda": 2**29, "cpu": 2**26}
@@ -27,6 +28,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.language_model = prepared(language_model)
         self.output_head = output_head(language_model)
+        self.routers = Routers(self.decoder, is_packed(self.decoder))
         self.temperature = temperature
         self.tokens_per_chunk: int | None = None  # as many as LOGITS_PER_CHUNK allows
         self.operators: Operators | None = None  # of `trainer.models.exact`, if a backend sets them
@@ -45,6 +47,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         matrix = self.language_model.get_output_embeddings()
         weight = matrix.weight
         rows = own_share(rows, self.context)
+        self.routers.begin(rows)
         hidden = decode(self.decoder, rows, self.context).to(weight.dtype)  # Mamba's last normalisation returns float32
         if self._returns_squares:
             arguments = (hidden, weight, self.temperature, self._chunk(weight), matrix.bias, self.output_head)
@@ -86,6 +89,7 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
     def __init__(self, language_model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.body = prepared(language_model).get_decoder()
+        self.routers = Routers(self.body, is_packed(self.body))
         width = language_model.config.get_text_config().hidden_size
         self.head = nn.Linear(width, 1, bias=False, dtype=dtype)
         self.context: ContextGroup | None = None
@@ -97,6 +101,7 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
     def forward(self, rows: PackedRows) -> Tensor:
         """Values, [rows, response length] float32 and 0 where masked."""
         rows = own_share(rows, self.context)
+        self.routers.begin(rows)
         # Float32, because bfloat16 rounds values near 1 to steps of 1/128.
         values = nn.functional.linear(decode(self.body, rows, self.context).float(), self.head.weight.float())
         return of_all_rows(values.squeeze(-1), rows, self.context)

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.copies import to_device
+from trainer.data.batches.routes import Choices, Routes, Segment
 
 ATTENTION_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "visible", "among_visible")
 
@@ -27,6 +29,9 @@ class PackedRows:
     of the rows among them; `longest_visible`; `among_visible` [tokens] int64, the place of each token of the line among
     the visible ones.
     Otherwise `visible` and `among_visible` are None.
+
+    `routes` [tokens, layers, choices] uint8 or int16 are the experts that the tokens are to choose; see `known_routes`.
+    None if the routers choose for all of them.
     """
 
     token_ids: Tensor
@@ -41,6 +46,7 @@ class PackedRows:
     longest_visible: int
     visible: Tensor | None = None
     among_visible: Tensor | None = None
+    routes: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Batch, multiple: int = 1, share_prompts: bool = False) -> Self:
@@ -50,14 +56,8 @@ class PackedRows:
         one, so that code compiled or tuned per size sees few sizes. With `share_prompts`, rows with the same prompt are
         adjacent, and only the first of them holds it.
         """
-        groups = batch.shared_prompts().groups if share_prompts else [[row] for row in range(len(batch))]
-        order = torch.tensor([row for group in groups for row in group])
-        group = torch.tensor([number for number, group in enumerate(groups) for _ in group])
-        leads = group.diff(prepend=torch.tensor([-1])) > 0
+        order, begins, starts, prompts = _places_in_line(batch, share_prompts)
         token_ids, lengths, prompt_lengths = batch.token_ids[order], batch.lengths[order], batch.prompt_lengths[order]
-        begins = prompt_lengths.where(~leads, 0)  # the first token of each row that is its own
-        starts = (lengths - begins).cumsum(0) - (lengths - begins)
-        prompts = starts[leads][group]
         if spare := -int((lengths - begins).sum()) % multiple:
             token_ids = pad(token_ids, (0, max(0, spare - token_ids.shape[1]), 0, 1))
             starts = pad(starts, (0, 1), value=int((lengths - begins).sum()))
@@ -83,6 +83,9 @@ class PackedRows:
             longest_visible=_rounded(lengths, multiple),
             visible=line[seen] if share_prompts else None,
             among_visible=seen_places[in_row] if share_prompts else None,
+            routes=None
+            if batch.routes is None
+            else _routes_of_line(batch.routes.rows(order.tolist()), line, lengths, int(in_row.sum())),
         )
 
     def to(self, device: torch.device) -> Self:
@@ -103,6 +106,7 @@ class PackedRows:
             predicting=self.predicting[in_share] // size,
             targets=self.targets[in_share],
             places=self.places[in_share],
+            routes=None if self.routes is None else self.routes[rank::size].contiguous(),
         )
 
     def unpack(self, values: Tensor) -> Tensor:
@@ -112,21 +116,76 @@ class PackedRows:
         places = (self.places // columns, self.places % columns)
         return values.new_zeros(self.response_shape).index_put(places, values)
 
+    def padded(self, line: Tensor, fill: int = 0) -> Tensor:
+        """What the tokens of the line have, [tokens, ...], filled up on the right: [sequences, longest, ...]."""
+        return spread(line, self.offsets, self.longest, fill)
+
+    def in_line(self, padded: Tensor) -> Tensor:
+        """The reverse of `padded`."""
+        return padded[coordinates(self.offsets, self.token_ids.shape[1])]
+
     def padded_token_ids(self) -> Tensor:
         """The token ids, [sequences, longest], with zeros on the right."""
-        return spread(self.token_ids.squeeze(0), self.offsets, self.longest)
+        return self.padded(self.token_ids.squeeze(0))
 
     def predicting_in_line(self, padded: Tensor) -> Tensor:
         """The values that predict the response tokens, [response tokens, ...], from padded ones.
 
         `padded` is [sequences, longest, ...].
         """
-        return padded[coordinates(self.offsets, self.token_ids.shape[1])][self.predicting]
+        return self.in_line(padded)[self.predicting]
 
     def attention_arguments(self) -> dict[str, Any]:
         """ATTENTION_ARGUMENTS for `trainer.models.attention`. Transformers passes them on to every layer."""
         lengths = (self.offsets, self.visible_offsets, self.longest, self.longest_visible)
         return dict(zip(ATTENTION_ARGUMENTS, (*lengths, self.visible, self.among_visible), strict=True))
+
+
+def _places_in_line(batch: Batch, share_prompts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The order of the rows in their line and, for each in this order, the first token that is its own, the place of
+    that token in the line, and the place of its prompt; all [rows] int64."""
+    groups = batch.shared_prompts().groups if share_prompts else [[row] for row in range(len(batch))]
+    order = torch.tensor([row for group in groups for row in group])
+    group = torch.tensor([number for number, group in enumerate(groups) for _ in group])
+    leads = group.diff(prepend=torch.tensor([-1])) > 0
+    begins = batch.prompt_lengths[order].where(~leads, 0)
+    own = batch.lengths[order] - begins
+    starts = own.cumsum(0) - own
+    return order, begins, starts, starts[leads][group]
+
+
+def routes_of_rows(batch: Batch, share_prompts: bool, line: Choices) -> Routes:
+    """The choices of the rows, from those of all tokens of their line, [tokens, layers, choices]."""
+    places = (tensor.tolist() for tensor in _places_in_line(batch, share_prompts))
+    lengths, prompt_lengths = batch.lengths.tolist(), batch.prompt_lengths.tolist()
+    segments: list[list[Segment]] = [[] for _ in lengths]
+    of_prompts: dict[int, Choices] = {}
+    for row, begin, start, prompt in zip(*places, strict=True):
+        length = prompt_lengths[row]
+        of_prompt = of_prompts.setdefault(prompt, line[prompt : prompt + length])
+        response = line[start + length - begin : start + lengths[row] - begin]
+        segments[row] = [Segment(0, of_prompt), Segment(length, response)]
+    return Routes(segments)
+
+
+def _routes_of_line(routes: Routes, line: Tensor, lengths: Tensor, tokens: int) -> Tensor | None:
+    """The recorded choices of a line of so many tokens; None if there are none.
+
+    `line` [rows, columns] is the place in the line of each token of a row with `lengths` [rows] tokens. The rows are
+    those of `routes`, and maybe one more, which pads the line.
+    """
+    given = None
+    for row, first, choices in routes.in_memory():
+        if given is None:
+            given = np.full((tokens, *choices.shape[1:]), np.iinfo(choices.dtype).max, choices.dtype)
+        own = line[row, first : min(int(lengths[row]), first + len(choices))].numpy()
+        given[own] = choices[: len(own)]
+    return None if given is None else torch.from_numpy(given)
+
+
+def known_routes(routes: Tensor) -> Tensor:
+    """Which choices are recorded: all but the largest number of their type, of the same shape, bool."""
+    return routes < torch.iinfo(routes.dtype).max
 
 
 def _bounds(lengths: Tensor) -> Tensor:
@@ -146,7 +205,7 @@ def coordinates(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return sequence, torch.arange(tokens, device=offsets.device) - offsets[:-1].long()[sequence]
 
 
-def spread(packed: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """Pads the sequences of a packed line, [tokens, ...], with zeros on the right: [sequences, longest, ...]."""
-    padded = packed.new_zeros(len(offsets) - 1, longest, *packed.shape[1:])
+def spread(packed: Tensor, offsets: Tensor, longest: int, fill: int = 0) -> Tensor:
+    """Pads the sequences of a packed line, [tokens, ...], on the right: [sequences, longest, ...]."""
+    padded = packed.new_full((len(offsets) - 1, longest, *packed.shape[1:]), fill)
     return padded.index_put(coordinates(offsets, len(packed)), packed)

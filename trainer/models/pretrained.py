@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from trainer.errors import DataError
+from trainer.models.file_weights import FileWeight, file_weights
 
 _NO_CODE = {"trust_remote_code": False}
 _LOCAL = {"local_files_only": True, **_NO_CODE}
@@ -42,16 +43,27 @@ def read_generation_config(model: Path) -> Any:
         return GenerationConfig.from_pretrained(model, local_files_only=True)
 
 
-def load_language_model(model: Path, dtype: torch.dtype = torch.float32, needs_head: bool = True) -> nn.Module:
-    """A causal language model on CPU.
+def load_language_model(
+    model: Path, dtype: torch.dtype = torch.float32, needs_head: bool = True, in_files: bool = False
+) -> nn.Module:
+    """A causal language model on CPU. With `in_files` its parameters are `FileWeight`s, which stay in their files.
 
     Raises DataError, also if the files lack weights, which would be random; those of the output head may lack unless
     `needs_head`.
     """
     with _explained(model):
-        language_model, report = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, output_loading_info=True, **_WEIGHTS
-        )
+        loading = {"dtype": dtype, "output_loading_info": True}
+        if in_files:
+            empty = empty_language_model(model, dtype)  # Transformers takes a state without the name of a model
+            language_model, report = type(empty).from_pretrained(
+                None, config=empty.config, state_dict=file_weights(model), **loading
+            )
+        else:
+            language_model, report = AutoModelForCausalLM.from_pretrained(model, **loading, **_WEIGHTS)
+    for module in language_model.modules() if in_files else ():
+        for name, buffer in module.named_buffers(recurse=False):
+            if isinstance(buffer, FileWeight):
+                module._buffers[name] = buffer.whole()
     output = language_model.get_output_embeddings()
     head = tuple(f"{name}." for name, module in language_model.named_modules() if module is output)
     missing = sorted(name for name in report["missing_keys"] if needs_head or not name.startswith(head))
@@ -62,6 +74,11 @@ def load_language_model(model: Path, dtype: torch.dtype = torch.float32, needs_h
             hint="use a causal language model that was saved with all its weights",
         )
     return language_model
+
+
+def why_not_in_files(model: Path) -> str | None:
+    """Why parameters of a model cannot stay in its files; None if they can. Raises DataError."""
+    return "its weights are quantised" if getattr(read_config(model), "quantization_config", None) else None
 
 
 def random_language_model(model: Path, dtype: torch.dtype = torch.float32) -> nn.Module:

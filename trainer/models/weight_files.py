@@ -63,6 +63,14 @@ def check_weights(config: WorkersConfig) -> None:
                 pass
 
 
+def weight_files(model: Path) -> list[Path]:
+    """The safetensors files that Transformers would load. Raises OSError or ValueError if there are none."""
+    if (model / _MODEL).is_file():
+        return [model / _MODEL]
+    places = json.loads((model / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+    return [model / name for name in sorted(set(places.values()))]
+
+
 def _check_model(model: Path, setting: str) -> None:
     """Looks at the files that Transformers would load. A pipe or a device among them might never end."""
     for file in model.iterdir() if model.is_dir() else ():

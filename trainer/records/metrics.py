@@ -35,6 +35,9 @@ METRICS: dict[str, str] = {
     "actor/learning_rate": "learning rate of the step's updates",
     "actor/gradient_norm": "L2 norm of the gradient before clipping",
     "actor/skipped": "share of optimizer steps that were left out because a gradient was not finite",
+    "actor/expert_load": "tokens of a layer's busiest expert over the mean of its experts, mean over layers; 1 is "
+    "balanced. Counts the predictions of response tokens; models with experts only",
+    "actor/expert_load_max": "the same of the layer where it is largest",
     "actor/loss_scale": "factor on the loss with model.dtype=float16",
     "actor/gpu_peak_gib": "most GPU memory that the first rank reserved during the updates, GiB",
     "critic/value_loss": "value loss, mean over tokens",
@@ -42,6 +45,8 @@ METRICS: dict[str, str] = {
     "critic/learning_rate": "learning rate of the step's updates",
     "critic/gradient_norm": "L2 norm of the gradient before clipping",
     "critic/skipped": "share of optimizer steps that were left out because a gradient was not finite",
+    "critic/expert_load": "the same as actor/expert_load",
+    "critic/expert_load_max": "the same as actor/expert_load_max",
     "critic/loss_scale": "factor on the loss with model.dtype=float16",
     "critic/gpu_peak_gib": "most GPU memory that the first rank reserved during the updates, GiB",
     "reference/kl": "KL to the reference, nats per token",
@@ -71,6 +76,8 @@ METRICS: dict[str, str] = {
     "rollout/staleness_mean": "updates between the weights that sampled a token and the learner's, mean",
     "rollout/staleness_max": "the same, largest",
     "rollout/staleness/N": "share of tokens that are N updates old, 8 means 8 or more; not in synchronous mode",
+    "rollout/unrecorded_routes": "actor.router_replay=engine: share of tokens whose experts no engine recorded, so "
+    "that the actor's router chose them",
     "rollout/synced_bytes": "bytes that each engine received after the update",
     "rollout/repairs": "engines that were replaced during the step",
     "kto/loss": "KTO loss",

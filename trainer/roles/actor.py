@@ -3,8 +3,11 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import cast
 
+import ray
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore
@@ -17,6 +20,7 @@ from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import WorkersConfig
 from trainer.data.batches.batch import Batch
+from trainer.data.batches.routes import Choices, Routes
 from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, keep_start, write_adapter
 from trainer.models.networks import PolicyNetwork
@@ -49,7 +53,14 @@ class ActorWorker(TrainingWorker, Sender):
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.forward(batch)
+        return self.forward(with_choices(batch))
+
+    def log_probs_and_routes(self, batch: Batch) -> tuple[Tensor, Routes]:
+        """The same, and the experts that tokens chose, which the first rank of a data group stores."""
+        recorded: list[Routes] = []
+        log_probs = self.in_micro_batches(batch, partial(self.engine.forward, batch, routes=recorded))
+        first = self.place.rank % self.engine.ranks_per_data_group == 0
+        return log_probs, recorded[-1].stored(ray.put) if first else Routes([])
 
     def squared_probabilities(self, batch: Batch) -> Tensor:
         """The sum of the squared probabilities over the vocabulary at each response token, [rows, response length]."""
@@ -63,7 +74,7 @@ class ActorWorker(TrainingWorker, Sender):
 
     def update(self, batch: Batch, mini_batches: Sequence[int]) -> dict[str, float]:
         """Takes all optimizer steps of a PPO step; their metrics. See `take_steps`."""
-        return self.take_steps(batch, mini_batches, self.loss)
+        return self.take_steps(with_choices(batch), mini_batches, self.loss)
 
     def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy loss, less the entropy bonus, plus the KL if it is a loss; metrics are means over the tokens."""
@@ -159,3 +170,22 @@ class ActorWorker(TrainingWorker, Sender):
             return [(name, tensor.to(device="cpu", dtype=self.dtype)) for name, tensor in weights]
         deque(weights, maxlen=0)
         return []
+
+
+def with_choices(batch: Batch) -> Batch:
+    """The batch with its recorded experts in memory, without those that were lost with the process that stored them."""
+    return batch if batch.routes is None else batch.with_(routes=batch.routes.fetched(_in_store))
+
+
+def _in_store(references: list[ray.ObjectRef]) -> list[Choices | None]:
+    try:
+        return list(ray.get(references))
+    except ray.exceptions.ObjectLostError:  # a process that died owned some of them
+        return [_lost_or_kept(reference) for reference in references]
+
+
+def _lost_or_kept(reference: ray.ObjectRef) -> Choices | None:
+    try:
+        return cast(Choices, ray.get(reference))
+    except ray.exceptions.ObjectLostError:
+        return None

@@ -1,7 +1,8 @@
 """A rollout engine, or one rank of it: samples responses with the weights that it received last."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import replace
+from typing import TypeVar, cast
 
 import ray
 import torch
@@ -10,6 +11,7 @@ from ray import ObjectRef
 from trainer.cluster.garbage import collect_garbage
 from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
+from trainer.data.batches.routes import Routes
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import InFlightEngine, choose_engine, open_engine
 from trainer.rollout.occupancy import Occupancy, sampling_load
@@ -17,6 +19,8 @@ from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.training.ranks.process_group import connect_store, name_interface
 from trainer.weights.buckets import BucketLayout, SharedPart, StoredBucket
 from trainer.weights.channel import WeightChannel
+
+ResponseType = TypeVar("ResponseType", bound=Response)
 
 
 class RolloutWorker:
@@ -49,7 +53,7 @@ class RolloutWorker:
             self._engine.generate(requests)
             return []
         with sampling_load(self._engine.load) as loads:
-            responses = self._engine.generate(requests)
+            responses = [_stored(response) for response in self._engine.generate(requests)]
         self._occupancy += Occupancy.of(loads, requests, responses)
         return responses
 
@@ -68,7 +72,7 @@ class RolloutWorker:
             engine.advance(new, steps)
             return {}
         with sampling_load(engine.load) as loads:
-            parts = engine.advance(new, steps)
+            parts = {number: _stored(part) for number, part in engine.advance(new, steps).items()}
         self._begun |= new
         first = parts.keys() & self._begun.keys()
         requests = [self._begun.pop(number) for number in first]
@@ -107,3 +111,10 @@ class RolloutWorker:
     def sleep(self) -> None:
         """Frees the GPU's memory until the next weights arrive."""
         self._engine.sleep()
+
+
+def _stored(response: ResponseType) -> ResponseType:
+    """The response with its experts in the object store, from which the actor's ranks fetch them."""
+    if not response.routes:
+        return response
+    return replace(response, routes=Routes([response.routes]).stored(ray.put).segments[0])

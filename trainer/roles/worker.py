@@ -24,7 +24,7 @@ from trainer.errors import DataError, LoweredLimit, MemoryFullError
 from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters, load_adapter
 from trainer.models.networks import computation_notes
-from trainer.models.pretrained import empty_language_model, load_language_model
+from trainer.models.pretrained import empty_language_model, load_language_model, why_not_in_files
 from trainer.records.profiling import Tracer
 from trainer.training.compile_ahead import compile_ahead, large_pass, typical_rows
 from trainer.training.determinism import compute_deterministically
@@ -63,6 +63,7 @@ class TrainingWorker:
         self._limit = micro_batch_limit(self._settings)  # at most the settings' own
         self._untold: list[LoweredLimit] = []  # what the controller does not know of yet
         self._retries = 0
+        self._notes: list[str] = []
 
     def open_store(self) -> int:
         """Rank 0 only: opens the store at which the ranks meet; its port."""
@@ -93,7 +94,7 @@ class TrainingWorker:
             self.engine.faults = FaultFiles(run_dir / FOLDER, role, self.config.model.directory)
         if self.engine.compiles or self.config.is_exact:  # exact layers compile their kernels and gradients
             compile_ahead(self.engine, self._typical_rows())
-        return computation_notes(self.engine.network.decoder)
+        return [*self._notes, *computation_notes(self.engine.network.decoder)]
 
     def _typical_rows(self) -> Batch:
         """Rows that compile what those of a large micro-batch will need."""
@@ -135,12 +136,22 @@ class TrainingWorker:
         return language_model
 
     def read_model(self, path: Path, dtype: torch.dtype, settings: TrainedModelConfig) -> nn.Module:
-        """The model at `path`. Its weights are missing if the first rank broadcasts them; see
-        trainer/training/ranks/first_rank.py. A layer must have its weights before it is split or replaced."""
-        needs_weights = settings.sharding.tensor_parallel > 1 or training_backend(settings.backend).needs_weights
-        if needs_weights or self.place.rank == 0:
+        """The model at `path`, with parameters that stay in their files until the engine reads this rank's slices.
+
+        A layer must have its weights before it is split or replaced. Weights that Transformers computes from those in
+        the files are read by the first rank, which broadcasts them; see trainer/training/ranks/loading.py.
+        """
+        if settings.sharding.tensor_parallel > 1 or training_backend(settings.backend).needs_weights:
             return load_language_model(path, dtype, self.needs_head)
-        return empty_language_model(path, dtype)
+        reason = why_not_in_files(path)
+        if reason is None:
+            return load_language_model(path, dtype, self.needs_head, in_files=True)
+        self._notes.append(f"{path}: the first rank loads the whole model and broadcasts it, because {reason}")
+        return (
+            load_language_model(path, dtype, self.needs_head)
+            if self.place.rank == 0
+            else empty_language_model(path, dtype)
+        )
 
     def execution(self, settings: TrainedModelConfig) -> Execution:
         """Device, precision and sharding of a network on this rank."""

@@ -83,7 +83,8 @@ class EngineRow:
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
     `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine supports one device
     only. `in_flight` means that it is an `InFlightEngine`, `quantizes` that it supports `rollout.quantization`,
-    `speculates` that it supports `rollout.speculative_tokens`.
+    `speculates` that it supports `rollout.speculative_tokens`, `records_routes` that it records the experts that tokens
+    choose.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
@@ -93,6 +94,7 @@ class EngineRow:
     in_flight: bool = False
     quantizes: bool = False
     speculates: bool = False
+    records_routes: bool = False
 
 
 def engine_rows() -> dict[str, EngineRow]:
@@ -140,6 +142,11 @@ def check_engine(config: Config) -> None:
             f"rollout.speculative_tokens={config.rollout.speculative_tokens}: an engine of {name} drafts no tokens "
             f"({reason})",
             hint="leave it out, or set rollout.engine=vllm",
+        )
+    if config.actor.router_replay == "engine" and not row.records_routes:
+        raise ConfigError(
+            f"actor.router_replay=engine: an engine of {name} does not record experts ({reason})",
+            hint="set actor.router_replay=recompute, or rollout.engine=vllm",
         )
 
 

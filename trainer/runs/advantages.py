@@ -78,7 +78,8 @@ def with_advantages(
     if estimated.returns is not None:
         batch = batch.with_(returns=estimated.returns.float())
         metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, trained)
-    metrics["reward/mean"] = scores.values[answered].mean().item()
+    if answered.any():
+        metrics["reward/mean"] = scores.values[answered].mean().item()
     metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
     return Estimated(batch, scores.metrics | metrics, kl_coefficient)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer.cluster.keepers import KeeperLink
 from trainer.data.batches.batch import Batch
+from trainer.data.batches.routes import Routes
 from trainer.errors import LoweredLimit
 from trainer.weights.transfer import WeightSender
 
@@ -46,6 +47,7 @@ class ReferenceRole(TrainingRole, Protocol):
 
 class ActorRole(TrainedRole, ReferenceRole, WeightSender, Protocol):
     def log_probs(self, batch: Batch) -> Tensor: ...
+    def log_probs_and_routes(self, batch: Batch) -> tuple[Tensor, Routes]: ...
     def squared_probabilities(self, batch: Batch) -> Tensor: ...
     def export(self, directory: Path) -> None: ...
 

@@ -37,7 +37,10 @@ from trainer.runs.step import Metrics, Progress
 logger = logging.getLogger(__name__)
 
 # The fields of a batch that a role's optimizer steps read, besides the tokens.
-ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections", "counted")
+ACTOR_READS = (
+    *("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections", "counted"),
+    "routes",
+)
 CRITIC_READS = ("values", "returns", "counted")
 
 
@@ -125,7 +128,8 @@ class PpoStep:
                 self.engines.sleep()
         with phase("batch"):
             batch = experience.batch()
-        tokens = int(batch.lengths.sum())
+        lengths = batch.lengths.tolist()
+        unrecorded = {} if batch.routes is None else {"rollout/unrecorded_routes": batch.routes.unrecorded(lengths)}
         batch = self.forward(number, batch)  # phases old_log_prob, reference, teacher, values
         with phase("reward"):  # most of it ran beside the passes
             scores = experience.scores.result()
@@ -135,6 +139,7 @@ class PpoStep:
                 batch, experience, scores, self.collector, self.kl_coefficient
             )
             metrics |= experience.staleness(self.engines.version, self.config.trainer.mode != "synchronous")
+            metrics |= unrecorded
         with progress.updating(number, metrics):
             self.records.write_step(number, experience, scores, batch)
             if self.guard.allows(number, metrics):
@@ -144,20 +149,20 @@ class PpoStep:
         metrics["rollout/repairs"] = self.engines.take_repairs()
         metrics["reward/repairs"] = self.collector.reward.take_repairs()
         seconds = time.perf_counter() - started
-        return metrics | {"time/step": seconds, "throughput/tokens_per_second": tokens / seconds}
+        return metrics | {"time/step": seconds, "throughput/tokens_per_second": sum(lengths) / seconds}
 
     def forward(self, number: int, batch: Batch) -> Batch:
         """The batch with what the networks compute before they change."""
         forward, actor, roles = self.passes.forward, self.roles.actor, self.roles
         if self.config.needs_old_log_probs(number) or self.unproven:
-            batch = batch.with_(old_log_probs=forward("old_log_prob", actor, ActorRole.log_probs, batch))
+            batch = self.with_old_log_probs(batch)
         if self.unproven:
             check_exact(batch)
             self.unproven = False
         if self.config.engines_know_old_log_probs:
             batch = batch.with_(old_log_probs=batch.rollout_log_probs)
         if self.config.algorithm.estimator.needs_squared_probabilities:
-            squares = forward("squared_probabilities", actor, ActorRole.squared_probabilities, batch)
+            squares = forward("squared_probabilities", actor, ActorRole.squared_probabilities, batch, ("routes",))
             batch = batch.with_(squared_probabilities=squares)
         if roles.reference:
             log_probs = forward("reference", roles.reference, ReferenceRole.reference_log_probs, batch)
@@ -168,6 +173,14 @@ class PpoStep:
         if roles.critic:
             batch = batch.with_(values=forward("values", roles.critic, CriticRole.values, batch))
         return batch
+
+    def with_old_log_probs(self, batch: Batch) -> Batch:
+        """The batch with log-probs of the actor, and with the experts of that pass if the update repeats them."""
+        phase, actor = "old_log_prob", self.roles.actor
+        if self.config.actor.router_replay == "recompute":
+            log_probs, routes = self.passes.forward_recording(phase, actor, batch)
+            return batch.with_(old_log_probs=log_probs, routes=routes)
+        return batch.with_(old_log_probs=self.passes.forward(phase, actor, ActorRole.log_probs, batch, ("routes",)))
 
     def record_samples(self, number: int, experience: Experience, scores: Scores) -> None:
         """Records some responses, but not again if the step is taken again."""

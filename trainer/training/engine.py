@@ -1,7 +1,7 @@
 """One rank's shard of a network under FSDP2: forward passes, optimizer steps and weights."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +19,13 @@ from trainer.cluster.garbage import collect_garbage
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.copies import to_device
 from trainer.data.batches.partition import MicroBatchLimit
+from trainer.data.batches.routes import Choices, Routes, Segment, smallest_type
 from trainer.errors import MemoryFullError, WorkerError
 from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import is_packed
+from trainer.models.packing import routes_of_rows
+from trainer.models.routers import imbalance
 from trainer.models.tensor_parallel import add_gradients_of_heads
 from trainer.training.loss_scale import LossScale
 from trainer.training.memory.aborted_pass import discard_pass
@@ -30,7 +33,7 @@ from trainer.training.memory.allocator import give_back_memory
 from trainer.training.memory.offload import Offload
 from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of
 from trainer.training.non_finite import FaultFiles
-from trainer.training.ranks.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
+from trainer.training.ranks.loading import take_weights
 from trainer.training.ranks.sharding import (
     TENSOR,
     Execution,
@@ -85,10 +88,9 @@ class TrainingEngine:
         if optimizer is None:
             network.requires_grad_(False).eval()
         mesh = device_mesh(execution)
-        whole = whole_tensors(network) if some_rank_is_empty(network) else None
+        fill = take_weights(network, self.device)
         self.network = shard(network, execution, mesh)
-        if whole is not None:
-            broadcast_from_rank0(self.network, whole, self.device)
+        fill(self.network)
         # The ranks that split matrix products with this one, and those that compute other tokens of the same rows.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
         self.network.context = context_group(execution)
@@ -154,23 +156,39 @@ class TrainingEngine:
         """
         return self.execution.sharding.tensor_parallel if self.origins else None
 
-    def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
+    def forward(self, batch: Batch, limit: MicroBatchLimit, routes: list[Routes] | None = None) -> Tensor:
         """Log-probs or values of all rows, [rows, response length] float32 on CPU.
 
-        Every rank must call it, with the rows of its data group, which may be none.
+        Every rank must call it, with the rows of its data group, which may be none. Appends the experts that their
+        tokens chose to `routes`, if a list is given.
         """
+        recorded: dict[int, Sequence[Segment]] = {}
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad(), _memory_errors_explained(), self._weights.needed(written=False):
             parts, layout = micro_batches(batch, limit.of_ranks(self.context_ranks), self._layout)
             for rows in parts:
-                output = self.network(pack(rows_of(batch, rows), self.device, layout, self.context_ranks))
+                part = rows_of(batch, rows)
+                output = self.network(pack(part, self.device, layout, self.context_ranks))
+                if routes is not None:
+                    chosen = routes_of_rows(part, layout is Layout.SHARED, self._line_of_choices())
+                    recorded |= dict(zip(rows.tolist(), chosen.segments, strict=False))  # none of a masked row
                 values = output[0] if isinstance(output, tuple) else output
                 # An index on the CPU would make the CPU wait for the GPU before the next micro-batch.
                 result[to_device(rows, self.device)] = values[: len(rows)]
             gathered = result.cpu()
             reshard(self._sharded_modules)
         self.release_memory()
+        if routes is not None:
+            routes.append(Routes([recorded[row] for row in range(len(batch))]))
         return gathered
+
+    def _line_of_choices(self) -> Choices:
+        """The experts that the tokens of the last pass chose, of all ranks that computed them: [tokens, layers,
+        choices]."""
+        routers, context = self.network.routers, self.network.context
+        chosen = routers.chosen()
+        line = (chosen if context is None else context.whole_line(chosen)).cpu().numpy()
+        return line.astype(smallest_type(routers.experts))
 
     def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
         """One optimizer step on the rows of a mini-batch that this rank's data group has, which may be none.
@@ -225,13 +243,14 @@ class TrainingEngine:
     ) -> dict[str, float]:
         """Accumulates the gradient of the global mini-batch's loss, which does not depend on how rows are split.
 
-        Returns the metrics, none if no token trains: they are means over these tokens. In float16 the gradient is
-        multiplied by the loss scale.
+        Returns the metrics, none if no token trains: means over these tokens, and how unequal the loads of experts are.
+        In float16 the gradient is multiplied by the loss scale.
         """
         mask = batch.response_mask
         of_ranks = reduced(torch.stack([mask.sum(), torch.tensor(batch.responses)]))
         count = GlobalCount(*(of_ranks // self.ranks_per_data_group).tolist())
         totals: dict[str, Tensor] = {}
+        loads: list[Tensor] = []
         parts, layout = micro_batches(batch, limit.of_ranks(self.context_ranks), self._layout)
         with self._weights.needed(written=False):
             for number, rows in enumerate(parts, start=1):
@@ -243,11 +262,17 @@ class TrainingEngine:
                 (loss * (self.averaged_over * self.loss_scale.value)).backward()
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value.detach().double()
+                if self.network.routers.rule is not None:
+                    loads.append(self.network.routers.loads())
         if self.peers is not None:
             add_gradients_of_heads(self.network.decoder.layers, self.peers)
         # Read once at the end: reading a number waits for all of the GPU's work before it.
         sums = reduced(torch.stack(list(totals.values())).cpu()) / self.ranks_per_data_group
-        return dict(zip(totals, sums.tolist(), strict=True)) if count.tokens else {}
+        found = dict(zip(totals, sums.tolist(), strict=True))
+        if loads:
+            of_experts = reduced(torch.stack(loads).sum(dim=0).cpu())
+            found["expert_load"], found["expert_load_max"] = imbalance(of_experts)
+        return found if count.tokens else {}
 
     def _schedule_traffic(self, number: int, last: bool) -> None:
         """Sets what FSDP does after the backward pass of micro-batch `number`: reduce gradients, reshard weights.

@@ -1,8 +1,9 @@
 """Compares a network's own log-probs, or a critic's values, with plain Transformers' before the first step.
 
 A run that computes other numbers than the model defines learns something else without a sign of it. The yardstick is
-computed on CPU with the weights as loaded, one row at a time, so that the comparison covers packing, attention, the
-head, shared prompts, precision, sharding, split matrices and the training backend.
+computed on CPU with the weights as loaded, on padded rows, so that the comparison covers packing, attention, the head,
+shared prompts, precision, sharding, split matrices and the training backend. Weights that stay in their files are read
+one at a time.
 """
 
 from collections.abc import Callable
@@ -41,36 +42,43 @@ def check_rows(vocabulary: int) -> Batch:
 def transformers_log_probs(language_model: nn.Module, rows: Batch, temperature: float) -> Tensor:
     """Log-probs by Transformers' own forward pass, [rows, response length] float32."""
 
-    def log_probs(ids: Tensor, prompt: int) -> Tensor:
-        logits = language_model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
-        return log_probs_and_entropy(logits, ids[0, prompt:], temperature)[0]
+    def log_probs(ids: Tensor) -> Tensor:
+        logits = language_model(input_ids=ids[:, :-1], use_cache=False).logits
+        return log_probs_and_entropy(logits, ids[:, 1:], temperature)[0]
 
-    return _row_by_row(language_model, rows, log_probs)
+    return _of_responses(language_model, rows, log_probs)
 
 
 def transformers_values(language_model: nn.Module, head: Tensor, rows: Batch) -> Tensor:
     """The values of a head, [1, width], on the states of Transformers' own decoder, [rows, response length] float32."""
 
-    def values(ids: Tensor, prompt: int) -> Tensor:
-        states = language_model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, prompt - 1 : -1]
+    def values(ids: Tensor) -> Tensor:
+        states = language_model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         return nn.functional.linear(states.float(), head.float()).squeeze(-1)
 
-    return _row_by_row(language_model, rows, values)
+    return _of_responses(language_model, rows, values)
 
 
 @torch.no_grad()
-def _row_by_row(language_model: nn.Module, rows: Batch, compute: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """What `compute` finds for the response of each row, given its ids [1, tokens] and the length of its prompt.
+def _of_responses(language_model: nn.Module, rows: Batch, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `compute` finds for each response token, given the ids of all rows, [rows, tokens], of which the first
+    needs nothing: no token of a causal model depends on the padding after it.
 
-    Uses eager attention, because Transformers' faster ones ignore soft caps.
+    Uses eager attention, because Transformers' faster ones ignore soft caps, and eager experts, which read only those
+    that are chosen.
     """
-    implementation = language_model.config._attn_implementation
+    attention, experts = language_model.config._attn_implementation, language_model.config._experts_implementation
     language_model.eval().set_attn_implementation("eager")
+    if has_experts := language_model._can_set_experts_implementation():
+        language_model.set_experts_implementation("eager")
+    computed = compute(rows.token_ids)
+    language_model.set_attn_implementation(attention)
+    if has_experts:
+        language_model.set_experts_implementation(experts)
     values = torch.zeros(rows.response_mask.shape)
     for row in range(len(rows)):
         prompt, length = int(rows.prompt_lengths[row]), int(rows.lengths[row])
-        values[row, : length - prompt] = compute(rows.token_ids[row : row + 1, :length], prompt)
-    language_model.set_attn_implementation(implementation)
+        values[row, : length - prompt] = computed[row, prompt - 1 : length - 1]
     return values
 
 

@@ -4,7 +4,7 @@ The models are tiny and random. Their weights are enlarged and their biases and 
 scale, cap, bias, window or sink changes the result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -197,6 +197,50 @@ def test_layers_that_drop_the_bounds_of_rows_are_refused() -> None:
 def test_models_that_see_later_tokens_are_refused() -> None:
     with pytest.raises(DataError, match="log-probs of bert models cannot be computed"):
         PolicyNetwork(language_model("bert", {}), TEMPERATURE)
+
+
+@pytest.mark.parametrize("key_heads", [2, 4])
+def test_sinks_beside_torchs_flash_kernel_of_the_cpu_in_place_of_the_gpus_are_those_of_the_formula(
+    key_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence, because the kernel of the CPU knows no bounds, and each key-value head as often as it is read."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(7, heads, 8, generator=generator) for heads in (4, key_heads, key_heads)]
+    sinks, gradient = torch.randn(4, generator=generator), torch.randn(7, 4, 8, generator=generator)
+    lengths = (torch.tensor([0, 7]), torch.tensor([0, 7]), 7, 7)
+
+    def of_cpu(tensor: Tensor) -> Tensor:
+        return tensor.repeat_interleave(4 // tensor.shape[1], dim=1).transpose(0, 1).unsqueeze(0)
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        output, lse = kernel(*map(of_cpu, (query, key, value)), 0.0, True, scale=given[1])
+        return output[0].transpose(0, 1), lse[0]
+
+    def backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, *given: Any):
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        line = map(of_cpu, (grad, query, key, value, output))
+        of_heads = kernel(*line, lse.unsqueeze(0), 0.0, True, scale=given[1])
+        whole = (part[0].transpose(0, 1) for part in of_heads)
+        return tuple(
+            part.unflatten(1, (read.shape[1], -1)).sum(2) for part, read in zip(whole, (query, key, value), strict=True)
+        )
+
+    monkeypatch.setattr(attention, "flash_forward", forward)
+    monkeypatch.setattr(attention, "flash_backward", backward)
+
+    def with_gradients(attend: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (*tensors, sinks)]
+        output = attend(*leaves)
+        output.backward(gradient)
+        return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+    flash = with_gradients(lambda *leaves: attention._by_flash(*leaves[:3], lengths, 0.3, None, leaves[3]))
+    formula = with_gradients(
+        lambda *leaves: attention._by_formula(*leaves[:3], lengths[0], 7, 0.3, None, None, leaves[3])
+    )
+    for by_flash, by_formula in zip(flash, formula, strict=True):
+        assert_close(by_flash, by_formula)
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])

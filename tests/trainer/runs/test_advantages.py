@@ -1,5 +1,6 @@
 """From the scores of a step to what its rows learn."""
 
+import math
 from typing import Any
 
 import pytest
@@ -129,6 +130,14 @@ def test_without_any_group_of_two_answers_nothing_trains() -> None:
     assert step.batch.advantages is not None
     assert (step.batch.advantages == 0).all()
     assert step.metrics["rollout/dropped_groups"] == 1
+
+
+def test_a_step_without_any_answer_has_no_mean_reward() -> None:
+    """A mean over nothing would not be a number, in a column of numbers."""
+    failed = Scores(torch.zeros(2), {}, left_out=torch.ones(2, dtype=torch.bool))
+    step = estimated([3, 3], [0.1, 0.1], failed, samples=2, advantage="grpo")
+    assert "reward/mean" not in step.metrics
+    assert all(map(math.isfinite, step.metrics.values()))
 
 
 def test_a_failed_response_is_never_resampled() -> None:

@@ -151,6 +151,16 @@ class ActorConfig(AggregatedLossConfig):
     kl_loss_coefficient: float = Field(0.0, ge=0, description="weight of the KL to the reference in the loss; 0: none")
     kl_loss_estimator: KlEstimator = Field("k3", description="estimator of that KL")
     kl_loss_unbiased: bool = Field(True, description="use the gradient of k2, which is unbiased, with every estimator")
+    router_replay: Literal["off", "recompute", "engine"] = Field(
+        "off",
+        description="experts that tokens choose in updates. off: by the weights of each pass; recompute: as in the "
+        "pass for old log-probs; engine: as in the engine, in that pass too. Models with experts only",
+    )
+
+    @property
+    def needs_routers(self) -> list[str]:
+        """The settings that need experts and the rule by which their routers weigh them, as the user gives them."""
+        return [] if self.router_replay == "off" else [f"actor.router_replay={self.router_replay}"]
 
     @model_validator(mode="after")
     def _parameters_belong_to_the_loss(self) -> Self:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.batches.copies import to_device
+from trainer.data.batches.routes import Routes
 from trainer.data.batches.shared_prompts import SharedPrompts
 
 
@@ -31,7 +32,7 @@ class Batch:
 
     Shapes: `token_ids` [rows, length] int64; `prompt_lengths` [rows] int64; `response_mask` [rows, response length]
     bool; `counted` [rows] bool; all others [rows, response length] float32, 0 where masked, and None until their phase
-    has run.
+    has run. `routes` are the experts to choose, where a pass is to repeat the choices of another.
     """
 
     token_ids: Tensor
@@ -47,6 +48,7 @@ class Batch:
     returns: Tensor | None = None
     corrections: Tensor | None = None  # weight of each token's policy loss
     counted: Tensor | None = None  # rows by which losses divide; None: all
+    routes: Routes | None = None
 
     @classmethod
     def from_responses(
@@ -85,23 +87,26 @@ class Batch:
         columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device, dtype=torch.int32)
         return self.prompt_lengths + (self.response_mask * columns).amax(dim=1)
 
-    def with_(self, **tensors: Tensor) -> Self:
-        """The same rows with these tensors added or replaced."""
-        return replace(self, **tensors)
+    def with_(self, **fields: Tensor | Routes | None) -> Self:
+        """The same rows with these fields added or replaced."""
+        return replace(self, **fields)
 
     def with_only(self, *names: str) -> Self:
-        """The same rows with only the named tensors besides tokens, prompt lengths and mask, to send less data."""
+        """The same rows with only the named fields besides tokens, prompt lengths and mask, to send less data."""
         kept = {name: getattr(self, name) for name in names}
         return type(self)(self.token_ids, self.prompt_lengths, self.response_mask, **kept)
 
     def rows(self, index: slice | Tensor) -> Self:
         """The selected rows, without columns of `token_ids` that are padding in all of them."""
         chosen = self._map(lambda tensor: tensor[index])
+        if self.routes is not None:
+            chosen = replace(chosen, routes=self.routes.rows(torch.arange(len(self))[index].tolist()))
         return replace(chosen, token_ids=chosen.token_ids[:, : max(chosen.lengths.tolist(), default=0)])
 
     def masked_row(self) -> Self:
         """A row of one token with these tensors and an empty response mask, so that it adds 0 to a loss."""
         zeros = self._map(lambda tensor: tensor.new_zeros(1, *tensor.shape[1:]))
+        zeros = replace(zeros, routes=None if self.routes is None else Routes([[]]))
         return replace(zeros, token_ids=zeros.token_ids.new_zeros(1, 1), prompt_lengths=zeros.prompt_lengths + 1)
 
     def to(self, device: torch.device) -> Self:
@@ -134,7 +139,7 @@ class Batch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles tensors as arrays. Ray copies the bytes of an array once, but those of a tensor twice."""
-        return _from_arrays, ({name: tensor.numpy() for name, tensor in self.tensors().items()},)
+        return _from_arrays, ({name: tensor.numpy() for name, tensor in self.tensors().items()}, self.routes)
 
     def shared_prompts(self) -> SharedPrompts:
         """The rows of each prompt, in the order of their first rows. The batch must be on CPU."""
@@ -147,15 +152,15 @@ class Batch:
     def tensors(self) -> dict[str, Tensor]:
         """The present tensors, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: tensor for name, tensor in values.items() if tensor is not None}
+        return {name: tensor for name, tensor in values.items() if isinstance(tensor, Tensor)}
 
     def _map(self, function: Any) -> Self:
         return replace(self, **{name: function(tensor) for name, tensor in self.tensors().items()})
 
 
-def _from_arrays(arrays: Mapping[str, np.ndarray]) -> Batch:
+def _from_arrays(arrays: Mapping[str, np.ndarray], routes: Routes | None) -> Batch:
     """Copies the arrays, because Ray's are in read-only shared memory."""
-    return Batch(**{name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    return Batch(**{name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, routes=routes)
 
 
 def _pad(values: Iterator[Any], lengths: np.ndarray, dtype: type[np.generic]) -> Tensor:

@@ -50,11 +50,12 @@ class MicroBatchLimit:
         """The smallest number of parts within the limit. A row longer than the limit is a part of its own."""
         if self.tokens is None:
             return math.ceil(len(lengths) / self.rows)
-        count = max(1, math.ceil(sum(lengths) / self.tokens))
-        while count < len(lengths):
-            largest = max((sum(lengths[row] for row in part), len(part)) for part in balanced(lengths, count))
-            if largest[0] <= self.tokens or largest[1] == 1:
-                break
+        limit, count = self.tokens, max(1, math.ceil(sum(lengths) / self.tokens))
+
+        def exceeds(part: list[int]) -> bool:
+            return len(part) > 1 and sum(lengths[row] for row in part) > limit
+
+        while count < len(lengths) and any(map(exceeds, balanced(lengths, count))):
             count += 1
         return min(count, len(lengths))
 

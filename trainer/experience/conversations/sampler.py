@@ -64,6 +64,7 @@ class Conversations:
         temperature: float,
         truncation: Truncation = WHOLE,
         with_log_probs: bool = True,
+        with_routes: bool = False,
     ) -> list[Trajectory]:
         """An empty trajectory for each prompt, with an environment that was reset to it."""
         limit = self._config.data.max_response_length
@@ -76,6 +77,7 @@ class Conversations:
                 limit,
                 truncation=truncation,
                 with_log_probs=with_log_probs,
+                with_routes=with_routes,
                 task=prompt,
             )
             for prompt, seed in pairs

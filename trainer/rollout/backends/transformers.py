@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from transformers import DynamicCache
 
 from trainer.algorithms.truncation import WHOLE, Truncation, truncated
 from trainer.config.tree import Config
+from trainer.data.batches.routes import smallest_type
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.pretrained import load_language_model, random_language_model, read_tokenizer
+from trainer.models.routers import Routers
 from trainer.rollout.engine import EngineRow
 from trainer.rollout.occupancy import Drafts, Load
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.sampling import Response, SamplingRequest, segments_of
 from trainer.weights.arrival import check_complete, check_in_place, checked
 from trainer.weights.buckets import Bucket, SentBucket, checksum
 
@@ -32,6 +35,7 @@ class TransformersEngine:
         if config.rollout.stop:
             self._tokenizer = read_tokenizer(config.model.directory)
         self._model = _model(config, device).to(self._device).eval()
+        self._routers = Routers(self._model.get_decoder())
         self._load = Load(0, 0)
         # Of the update under way: the weights that arrived, by their identity, and their checksum.
         self._arrived: set[int] = set()
@@ -55,12 +59,17 @@ class TransformersEngine:
         limits, cache = limits.to(self._device), DynamicCache()
         stops = StopStrings(self._tokenizer, self._rollout.stop, requests) if self._rollout.stop else None
         chosen, log_probs, lengths = [], [], torch.zeros_like(limits)
+        records = any(request.record_from is not None for request in requests)
+        routes: list[Tensor] = []  # of each pass, [rows, tokens, layers, choices]
         prompt_lengths = mask.sum(dim=1)
         for step in range(uniforms.shape[1]):
             positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+            self._routers.begin()
             output = self._model(
                 tokens, mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
             )
+            if records:
+                routes.append(self._routers.chosen().unflatten(0, tokens.shape))
             token, log_prob = sample(output.logits[:, -1], temperatures, uniforms[:, step], truncations)
             chosen.append(token)
             log_probs.append(log_prob)
@@ -78,10 +87,23 @@ class TransformersEngine:
         sampled = torch.stack(chosen, dim=1).tolist(), torch.stack(log_probs, dim=1).tolist()
         rows = zip(requests, *sampled, lengths.tolist(), endings.tolist(), strict=True)
         # Finished rows were decoded with the rest; the surplus is cut off.
-        return [
+        responses = [
             Response(tuple(tokens[:length]), tuple(values[:length]) if request.log_probs else None, ended)
             for request, tokens, values, length, ended in rows
         ]
+        return self._with_routes(requests, responses, routes) if records else responses
+
+    def _with_routes(
+        self, requests: Sequence[SamplingRequest], responses: Sequence[Response], routes: Sequence[Tensor]
+    ) -> list[Response]:
+        """The responses with their experts; `routes` are those of each pass, [rows, tokens, layers, choices]."""
+        choices = torch.cat(list(routes), dim=1).cpu().numpy().astype(smallest_type(self._routers.experts))
+        longest = max(len(request.prompt) for request in requests)
+        recorded = []
+        for row, request, response in zip(choices, requests, responses, strict=True):
+            of_row = row[longest - len(request.prompt) :][: len(request.prompt) + len(response.token_ids) - 1]
+            recorded.append(replace(response, routes=segments_of(request, 0, of_row)))
+        return recorded
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """See `RolloutEngine.replace_weights`."""
@@ -237,4 +259,4 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tupl
     return tokens.to(device), mask.to(device)
 
 
-ROW = EngineRow(TransformersEngine, package="transformers", preference=0)
+ROW = EngineRow(TransformersEngine, package="transformers", preference=0, records_routes=True)
