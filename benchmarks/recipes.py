@@ -181,7 +181,7 @@ HEAD = """# verl's published scripts
 August 2026) with bash, and reads every training command as its entry point would: translation, types, contradictions,
 division over the script's devices. It starts no GPU, no model and no run. A note names a key without effect on the
 result, or says what is different here. *Limits* are refusals only for experts or vision. No table here counts what the
-model and the rows decide: mixtures of experts pass unless a key splits their experts, and prompts with images are
+model and the rows decide: whether ranks can divide a model's heads and experts, and that prompts with images are
 refused when they are read.
 """
 LIMITS = ("experts", "there is no vision")

@@ -6,6 +6,7 @@ layers, biases and latent attention, and files may hold quantised experts.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -79,20 +80,9 @@ class ModelSize:
     @classmethod
     def of_mixture(cls, language_model: Any) -> "ModelSize | None":
         """The sizes of a mixture of experts that Transformers made, on any device; None if they are unknown."""
-        from trainer.models.experts import expert_modules  # takes seconds, and few runs need it
-
         config, layers = language_model.config.get_text_config(), language_model.get_decoder().layers
-        attention, others, experts, count, sparse = 0, 0, 0, 0, 0
-        for layer in layers:
-            inside = expert_modules(layer)
-            own = [weight for module in inside for weight in module.parameters()]
-            held = {id(weight) for weight in own}
-            experts += sum(weight.numel() for weight in own)
-            sparse += bool(inside)
-            others += sum(w.numel() for w in layer.parameters() if w.ndim > 1 and id(w) not in held)
-            attention += sum(w.numel() for w in layer.self_attn.parameters() if w.ndim > 1)
-            count = max([count, *(module.num_experts for module in inside)])
-        if not sparse:
+        experts = _experts_of(layers, config)
+        if experts is None:
             return None
         heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
         key_value_heads = int(getattr(config, "num_key_value_heads", None) or heads)
@@ -101,13 +91,14 @@ class ModelSize:
         if getattr(config, "kv_lora_rank", None):  # latent attention (DeepSeek): keys and values for every head
             query = key = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
             value, latent = heads * config.v_head_dim, config.kv_lora_rank + config.qk_rope_head_dim
+        attention = sum(_matrices(layer.self_attn.parameters()) for layer in layers)
+        routers = experts.layers * experts.number * hidden
         head, embedding = language_model.get_output_embeddings(), language_model.get_input_embeddings()
-        routers = sparse * count * hidden
         return cls(
             sum(weight.numel() for weight in language_model.parameters()),
             len(layers),
             hidden,
-            (others - attention - routers) // (3 * hidden * len(layers)),
+            (experts.others - attention - routers) // (3 * hidden * len(layers)),
             query,
             (key + value) // 2,
             key_value_heads,
@@ -116,14 +107,7 @@ class ModelSize:
             head=0 if head is None or head.weight is embedding.weight else head.weight.numel(),
             value=value if latent else 0,
             latent=latent,
-            experts=Experts(
-                count,
-                int(config.num_experts_per_tok),
-                round(experts / (3 * hidden * count * sparse)),
-                sparse,
-                experts,
-                others,
-            ),
+            experts=experts,
         )
 
     @classmethod
@@ -163,6 +147,26 @@ class ModelSize:
     def active(self) -> int:
         """Parameters that take part in computing a token: all but those of experts that it is not routed to."""
         return self.parameters - (0 if self.experts is None else self.experts.unused)
+
+
+def _experts_of(layers: Iterable[Any], config: Any) -> Experts | None:
+    """The experts in a model's layers; None without any."""
+    from trainer.models.experts import expert_modules  # takes seconds, and few runs need it
+
+    modules = [expert_modules(layer) for layer in layers]
+    weights = [weight for inside in modules for module in inside for weight in module.parameters()]
+    if not weights:
+        return None
+    sparse, number = sum(map(bool, modules)), max(module.num_experts for inside in modules for module in inside)
+    count = sum(weight.numel() for weight in weights)
+    others = sum(_matrices(layer.parameters()) for layer in layers) - _matrices(weights)
+    width = round(count / (3 * int(config.hidden_size) * number * sparse))
+    return Experts(number, int(config.num_experts_per_tok), width, sparse, count, others)
+
+
+def _matrices(weights: Iterable[Any]) -> int:
+    """The numbers in all weights that are no vectors."""
+    return sum(weight.numel() for weight in weights if weight.ndim > 1)
 
 
 def parameters(model: Path) -> int:

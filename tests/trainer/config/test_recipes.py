@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.planning.sizes import write_sizes
+from tests.trainer.planning.sizes import MIXTURES, write_mixture, write_sizes
 from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.commands.data import data
 from trainer.compat.settings import load_config
@@ -49,7 +49,9 @@ def header(name: str) -> str:
 
 
 def size_of(name: str, directory: Path) -> Path:
-    """A directory with a model of the size that the name says, like 7B."""
+    """A directory with a model of the size that the name says, like 7B, or with a mixture of that name."""
+    if mixture := next((known for known in MIXTURES if known in name), None):
+        return write_mixture(mixture, directory)
     size = re.search(r"(?:Llama-3\.1-)?\d+(?:\.\d+)?B\b", name)
     assert size
     return write_sizes(size[0], directory)

@@ -1,9 +1,12 @@
 """Model directories with sizes and without weights, and the shares of roles on devices of any size."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
 
 from trainer.cluster.nodes import Slot
 from trainer.planning.memory import Share
@@ -44,6 +47,39 @@ def write_sizes(name: str, directory: Path) -> Path:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
     (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return directory
+
+
+# Families and sizes of published mixtures of experts.
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "30B-A3B": (
+        "qwen3_moe",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "vocab_size": 151_936,
+        },
+    ),
+    "gpt-oss-20b": ("gpt_oss", {"num_local_experts": 32, "num_hidden_layers": 24}),
+}
+
+
+def write_mixture(name: str, directory: Path) -> Path:
+    """A directory with config.json and without weights."""
+    family, settings = MIXTURES[name]
+    return write_config(family, settings, directory)
+
+
+def write_config(family: str, settings: Mapping[str, Any], directory: Path) -> Path:
+    """A directory with a configuration of Transformers and without weights."""
+    AutoConfig.for_model(family, **settings).save_pretrained(directory)
     return directory
 
 

@@ -1,7 +1,7 @@
 """Sizes, operations and plans of mixtures of experts, against the models that Transformers makes."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.trainer.planning.sizes import MIXTURES, write_config, write_mixture
 from trainer.cluster.nodes import ClusterNode, numbered_slots
 from trainer.config.tree import Config
 from trainer.errors import DataError
@@ -68,17 +69,11 @@ def made(family: str) -> nn.Module:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def configured(directory: Path, family: str, settings: Mapping[str, Any]) -> Path:
-    """A model directory with a configuration and without weights."""
-    AutoConfig.for_model(family, **settings).save_pretrained(directory)
-    return directory
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_total_and_active_parameters_are_those_that_exist_and_those_that_a_token_trains(
     family: str, tmp_path: Path
 ) -> None:
-    size = ModelSize.read(configured(tmp_path, family, SIZES | FAMILIES[family]))
+    size = ModelSize.read(write_config(family, SIZES | FAMILIES[family], tmp_path))
     assert size is not None
     model = made(family)
     assert size.parameters == sum(weight.numel() for weight in model.parameters())
@@ -96,7 +91,7 @@ def test_total_and_active_parameters_are_those_that_exist_and_those_that_a_token
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_operations_are_those_that_torch_counts(family: str, tmp_path: Path) -> None:
-    size = ModelSize.read(configured(tmp_path, family, SIZES | FAMILIES[family]))
+    size = ModelSize.read(write_config(family, SIZES | FAMILIES[family], tmp_path))
     assert size is not None
     model, tokens = made(family), 24
     model.set_experts_implementation("eager")  # torch does not count grouped products
@@ -109,6 +104,16 @@ def test_operations_are_those_that_torch_counts(family: str, tmp_path: Path) -> 
     assert counter.get_total_flops() == pytest.approx(products + pairs, rel=0.02)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_latent_attention_scores_wide_queries_and_adds_narrow_values(family: str, tmp_path: Path) -> None:
+    size = ModelSize.read(write_config(family, SIZES | LATENT, tmp_path))
+    assert size is not None
+    # A second token sees one more: two operations for each channel of its score and of the value.
+    more = forward_flops(size, Rows([2], 0)) - 2 * forward_flops(size, Rows([1], 0))
+    assert more == 3 * 4 * 2 * ((16 + 8) + 12)
+    assert size.key_values == 3 * (24 + 8)  # an engine caches the latent state and the rotated part
+
+
 def _products(size: ModelSize, tokens: int) -> float:
     """Operations that grow with tokens alone, by the difference of one long row and many short ones."""
     return tokens * (forward_flops(size, Rows([1], 0)) - 2 * (size.query + (size.value or size.query)) * size.layers)
@@ -116,7 +121,7 @@ def _products(size: ModelSize, tokens: int) -> float:
 
 def test_a_dense_model_without_weight_files_is_counted_from_its_configuration(tmp_path: Path) -> None:
     settings = {name: value for name, value in SIZES.items() if "moe" not in name and "experts" not in name}
-    size = ModelSize.read(configured(tmp_path, "qwen3", settings))
+    size = ModelSize.read(write_config("qwen3", settings, tmp_path))
     assert size is not None
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **settings))
     assert size.parameters == sum(weight.numel() for weight in model.parameters())
@@ -130,26 +135,11 @@ def test_a_model_without_weight_files_that_transformers_does_not_know_is_refused
         ModelSize.read(tmp_path)
 
 
-QWEN3_30B = {
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151_936,
-}
-GPT_OSS_20B = {"num_local_experts": 32, "num_hidden_layers": 24}
-
-
 @pytest.fixture(scope="session")
 def mixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mixtures")
-    configured(root / "30B", "qwen3_moe", QWEN3_30B)
-    configured(root / "20B", "gpt_oss", GPT_OSS_20B)
+    for name in MIXTURES:
+        write_mixture(name, root / name)
     return root
 
 
@@ -171,7 +161,7 @@ def rows(prompt: int, response: int) -> dict[str, Any]:
 
 
 def test_published_models_have_their_published_sizes(mixtures: Path) -> None:
-    sizes = [ModelSize.read(mixtures / name) for name in ("30B", "20B")]
+    sizes = [ModelSize.read(mixtures / name) for name in MIXTURES]
     # https://huggingface.co/Qwen/Qwen3-30B-A3B and arXiv:2508.10925, which leaves out the embedding of active ones.
     embedding = 201_088 * 2880
     total, active = zip(*[(size.parameters / 1e9, size.active / 1e9) for size in sizes if size], strict=True)
@@ -182,7 +172,7 @@ def test_published_models_have_their_published_sizes(mixtures: Path) -> None:
 def test_a_plan_says_what_a_mixture_is_and_divides_experts_that_cost_more_to_gather_than_tokens_to_send(
     plan: Callable[..., Plan],
 ) -> None:
-    planned = plan("30B", 8, **rows(1024, 7168))
+    planned = plan("30B-A3B", 8, **rows(1024, 7168))
     lines = list(planned.lines())
     assert lines[0] == "actor: 30.53 billion parameters, 3.35 active: 8 of 128 experts in 48 of 48 layers"
     values = {choice.key: choice.value for choice in planned.choices}
@@ -198,17 +188,17 @@ def test_a_plan_says_what_a_mixture_is_and_divides_experts_that_cost_more_to_gat
 def test_experts_are_not_divided_where_that_was_decided_or_is_not_possible(
     plan: Callable[..., Plan], sharding: dict[str, Any]
 ) -> None:
-    planned = plan("30B", 8, **rows(1024, 7168), actor={"sharding": sharding})
+    planned = plan("30B-A3B", 8, **rows(1024, 7168), actor={"sharding": sharding})
     assert "actor.sharding.expert_parallel" not in {choice.key for choice in planned.choices}
 
 
 def test_a_rank_holds_and_gathers_its_share_of_the_experts(plan: Callable[..., Plan], mixtures: Path) -> None:
-    size = ModelSize.read(mixtures / "30B")
+    size = ModelSize.read(mixtures / "30B-A3B")
     assert size is not None
     assert size.experts is not None
     gathered, divided = (
         plan(
-            "30B",
+            "30B-A3B",
             8,
             **rows(256, 256),
             actor={

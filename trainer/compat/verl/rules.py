@@ -17,7 +17,7 @@ KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3",
 
 # Parts of verl's keys, and the feature that they ask for. The first match counts.
 _FEATURES = {
-    r"expert|moe|router|routing": "training of experts",
+    r"expert|moe|router|routing": "such setting for experts",
     r"image|video|audio|vision|mm_processor|multi_modal": "vision",
     r"\.mtp\b": "multi-token prediction",
     r"\bqat\b|quantization": "quantisation",

@@ -199,7 +199,7 @@ def test_a_key_that_only_says_how_ranks_compute_has_no_effect_and_a_note(line: l
             [WITH_MEGATRON, "actor.backend=megatron", f"{MEGATRON}.expert_model_parallel_size=2"],
             "does not support sharding.expert_parallel=2",
         ),
-        ([WITH_MEGATRON, f"{MEGATRON}.router_replay.mode=R3"], "there is no training of experts"),
+        ([WITH_MEGATRON, f"{MEGATRON}.router_replay.mode=R3"], "there is no such setting for experts"),
         ([WITH_MEGATRON, f"{MEGATRON}.qat.enable=True"], "there is no quantisation"),
         ([WITH_MEGATRON, f"{MEGATRON}.dynamic_context_parallel=True"], "is not supported here"),
         ([WITH_MEGATRON, f"+{MEGATRON}.override_ddp_config.fp8_param_gather=True"], "there is no such setting"),
