@@ -190,7 +190,9 @@ def _probe(router: nn.Module, block: nn.Module) -> Any:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    copied = copy.deepcopy(router).to_empty(device="cpu").float()
+    copied = copy.deepcopy(router)
+    copied._forward_hooks.clear()
+    copied = copied.to_empty(device="cpu").float()
     for tensor in chain(copied.parameters(), copied.buffers()):
         tensor.data.copy_(random(*tensor.shape))
     # Further arguments are tensors of the block, such as a bias that corrects the choice.
