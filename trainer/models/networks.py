@@ -47,7 +47,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         matrix = self.language_model.get_output_embeddings()
         weight = matrix.weight
         rows = own_share(rows, self.context)
-        self.routers.begin(rows)
+        self.routers.begin(rows, self.context)
         hidden = decode(self.decoder, rows, self.context).to(weight.dtype)  # Mamba's last normalisation returns float32
         if self._returns_squares:
             arguments = (hidden, weight, self.temperature, self._chunk(weight), matrix.bias, self.output_head)
@@ -101,7 +101,7 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
     def forward(self, rows: PackedRows) -> Tensor:
         """Values, [rows, response length] float32 and 0 where masked."""
         rows = own_share(rows, self.context)
-        self.routers.begin(rows)
+        self.routers.begin(rows, self.context)
         # Float32, because bfloat16 rounds values near 1 to steps of 1/128.
         values = nn.functional.linear(decode(self.body, rows, self.context).float(), self.head.weight.float())
         return of_all_rows(values.squeeze(-1), rows, self.context)

@@ -8,7 +8,8 @@ arXiv:2510.11370), and keep the gradient of their weights.
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import DataError
+from trainer.models.context_parallel import ContextGroup
 from trainer.models.packing import PackedRows, known_routes
 
 # Tokens with which a family's rule is found.
@@ -55,6 +57,20 @@ class RouterRule(NamedTuple):
         return logits.float().softmax(dim=-1)
 
 
+class RouterLosses(NamedTuple):
+    """The losses that balance the load of experts, or their weights. Each is a mean over responses and a sum over
+    layers, so that it does not depend on how responses are divided among ranks and micro-batches.
+
+    aux: E sum_e f_e P_e of a response, with f_e the share of its choices that are expert e of E, and P_e the mean over
+    its tokens of the expert's probability; 1 if balanced (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). z: the mean
+    over its tokens of the squared logarithm of the sum of exp(logits) (Zoph et al. 2022, arXiv:2202.08906). Tokens are
+    those that predict a token of the response.
+    """
+
+    aux: float
+    z: float
+
+
 # The first that fits is taken. Some are equal but for rounding, and the family's own is the one without a difference.
 RULES = (
     RouterRule("softmax of chosen"),
@@ -77,6 +93,10 @@ class Routers:
         self.rule = _common_rule(pairs)
         self._rows: PackedRows | None = None
         self._in_pass = False
+        self._context: ContextGroup | None = None
+        # The weight of each loss that balances, and the factor of a response's share of it in an update.
+        self.coefficients = RouterLosses(0.0, 0.0)
+        self._factor: float | None = None
         self._chosen: list[Tensor] = []
         self._given: Tensor | None = None
         if self.rule is None:
@@ -86,19 +106,32 @@ class Routers:
         for layer, (router, _) in enumerate(pairs):
             router.register_forward_hook(partial(self._routed, layer))
 
-    def begin(self, rows: PackedRows | None = None) -> None:
+    def begin(self, rows: PackedRows | None = None, context: ContextGroup | None = None) -> None:
         """The next pass is over these rows, or this rank's share of them, and takes the choices that they bring.
 
         Without rows it is over any tokens, which choose by themselves.
         """
         if self.rule is None:
             return
-        self._rows, self._in_pass = rows, True
+        self._rows, self._context, self._in_pass = rows, context, True
         self._chosen = [torch.empty(0)] * self.layers
+        self._losses = [torch.zeros(2)] * self.layers
         self._given = None if rows is None else rows.routes
         if self._given is not None and self._padded:
             assert rows is not None
             self._given = rows.padded(self._given, fill=torch.iinfo(self._given.dtype).max).flatten(0, 1)
+
+    @contextmanager
+    def updating(self, responses: int, factor: float) -> Iterator["RouterRecord"]:
+        """Passes inside are those of a mini-batch with so many responses, over all ranks; yields what to measure with.
+
+        Losses that balance add their gradients, multiplied by `factor`.
+        """
+        self._factor = factor / max(1, responses) if any(self.coefficients) else None
+        try:
+            yield RouterRecord(self, responses)
+        finally:
+            self._factor = None
 
     # Layers are compiled once for all, but this reads the number of its own.
     @torch.compiler.disable
@@ -115,15 +148,45 @@ class Routers:
             chosen = torch.where(known_routes(given), given.long(), chosen)
             weights = self.rule.weights(logits, chosen).to(weights.dtype)
         self._chosen[layer] = chosen
+        if self._factor is not None and torch.is_grad_enabled():
+            losses = self.losses_of(logits, chosen)
+            self._losses[layer] = losses.detach()
+            loss = (losses * losses.new_tensor(self.coefficients)).sum()
+            weights = _WithLoss.apply(weights, loss, self._factor)
         return logits, weights, chosen
+
+    def losses_of(self, logits: Tensor, chosen: Tensor) -> Tensor:
+        """The two losses of a layer, see `RouterLosses`: summed over responses, as far as their tokens are this rank's.
+
+        `logits` [tokens, experts], `chosen` [tokens, choices]; returns [2] float32.
+        """
+        assert self._rows is not None
+        assert self.rule is not None
+        predicting, row = self._rows.predicting, self._rows.places // self._rows.response_shape[1]
+        logits, chosen = self._in_line(logits)[predicting].float(), self._in_line(chosen)[predicting]
+        counts = logits.new_zeros(self._rows.response_shape[0], self.experts)
+        counts = counts.index_put((row.unsqueeze(1), chosen), counts.new_ones(()), accumulate=True)
+        if self._context is not None:
+            counts = self._context.add_up(counts)
+        choices = counts.sum(dim=1, keepdim=True).clamp(min=1)
+        shares, tokens = (counts / choices)[row], choices[row].squeeze(1) / chosen.shape[1]
+        balance = self.experts * (shares * self.rule.probabilities(logits)).sum(dim=1)
+        return torch.stack([(loss / tokens).sum() for loss in (balance, logits.logsumexp(dim=1).square())])
 
     def chosen(self) -> Tensor:
         """The experts that each token of the line, or of this rank's share, chose in the pass: [tokens, layers,
         choices] int64. Without rows, of each token that the network was given."""
-        chosen = torch.stack(self._chosen, dim=1)
+        return self._in_line(torch.stack(self._chosen, dim=1))
+
+    def losses(self) -> Tensor:
+        """What `losses_of` found in the pass, mean over layers, [2] float32."""
+        return torch.stack(self._losses).mean(dim=0)
+
+    def _in_line(self, of_tokens: Tensor) -> Tensor:
+        """What the tokens of the line have, from what those that a router was given have."""
         if self._rows is None or not self._padded:
-            return chosen
-        return self._rows.in_line(chosen.unflatten(0, (-1, self._rows.longest)))
+            return of_tokens
+        return self._rows.in_line(of_tokens.unflatten(0, (-1, self._rows.longest)))
 
     def loads(self) -> Tensor:
         """How many of the response tokens' predictions each expert took part in, [layers, experts] int64."""
@@ -134,6 +197,32 @@ class Routers:
         return loads.scatter_add_(1, by_layer, torch.ones_like(by_layer))
 
 
+class RouterRecord:
+    """What routers did in the passes of a mini-batch."""
+
+    def __init__(self, routers: Routers, responses: int) -> None:
+        self._routers, self._responses = routers, responses
+        self._loads: list[Tensor] = []
+        self._losses: list[Tensor] = []
+
+    def count_pass(self) -> None:
+        """Adds the last pass."""
+        if self._routers.rule is not None:
+            self._loads.append(self._routers.loads())
+            self._losses.append(self._routers.losses())
+
+    def metrics(self, reduced: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """How unequal the loads of experts are, and the losses that have a weight, before it: mean over responses and
+        layers. `reduced` adds up a tensor on CPU over all ranks, each of which has other tokens."""
+        if self._routers.rule is None:
+            return {}
+        loads = reduced(torch.stack(self._loads).sum(dim=0).cpu())
+        losses = reduced(torch.stack(self._losses).sum(dim=0).double().cpu()) / max(1, self._responses)
+        values = {"expert_load": imbalance(loads)[0], "expert_load_max": imbalance(loads)[1]}
+        weighted = zip(RouterLosses._fields, losses.tolist(), self._routers.coefficients, strict=True)
+        return values | {f"router_{name}_loss": loss for name, loss, coefficient in weighted if coefficient}
+
+
 def imbalance(loads: Tensor) -> tuple[float, float]:
     """The load of each layer's busiest expert over the mean of all its experts: the mean and the largest over layers.
 
@@ -141,6 +230,22 @@ def imbalance(loads: Tensor) -> tuple[float, float]:
     """
     largest = loads.amax(dim=1) / loads.double().mean(dim=1)
     return float(largest.mean()), float(largest.max())
+
+
+class _WithLoss(torch.autograd.Function):  # type: ignore[misc]
+    """Weights that bring the gradient of a loss, multiplied by a factor, into the backward pass.
+
+    The loss of a layer must be differentiated while the layer is: only then are its weights gathered.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, loss: Tensor, factor: float) -> Tensor:
+        ctx.factor = loss.new_tensor(factor)
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradient, ctx.factor, None
 
 
 def _expert_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -190,7 +295,9 @@ def _probe(router: nn.Module, block: nn.Module) -> Any:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    copied = copy.deepcopy(router).to_empty(device="cpu").float()
+    copied = copy.deepcopy(router)
+    copied._forward_hooks.clear()
+    copied = copied.to_empty(device="cpu").float()
     for tensor in chain(copied.parameters(), copied.buffers()):
         tensor.data.copy_(random(*tensor.shape))
     # Further arguments are tensors of the block, such as a bias that corrects the choice.

@@ -38,6 +38,8 @@ METRICS: dict[str, str] = {
     "actor/expert_load": "tokens of a layer's busiest expert over the mean of its experts, mean over layers; 1 is "
     "balanced. Counts the predictions of response tokens; models with experts only",
     "actor/expert_load_max": "the same of the layer where it is largest",
+    "actor/router_aux_loss": "imbalance of experts within a response, mean over responses and layers; 1 is balanced",
+    "actor/router_z_loss": "squared log-sum of exp(logits) of the routers, averaged alike",
     "actor/loss_scale": "factor on the loss with model.dtype=float16",
     "actor/gpu_peak_gib": "most GPU memory that the first rank reserved during the updates, GiB",
     "critic/value_loss": "value loss, mean over tokens",

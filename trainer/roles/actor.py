@@ -24,6 +24,7 @@ from trainer.data.batches.routes import Choices, Routes
 from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, keep_start, write_adapter
 from trainer.models.networks import PolicyNetwork
+from trainer.models.routers import RouterLosses
 from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
 from trainer.training.memory.allocator import give_back_memory, shareable_memory
@@ -47,6 +48,7 @@ class ActorWorker(TrainingWorker, Sender):
         first = self.place.rank == 0  # other ranks may have no weights yet
         expected = transformers_log_probs(language_model, rows, temperature) if first else None
         network = PolicyNetwork(language_model, temperature)
+        network.routers.coefficients = RouterLosses(settings.router_aux_loss, settings.router_z_loss)
         engine = TrainingEngine(network, self.execution(settings), self.optimizer(settings))
         check_log_probs(engine, rows, expected, model.model_type)
         return engine

@@ -25,7 +25,6 @@ from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import is_packed
 from trainer.models.packing import routes_of_rows
-from trainer.models.routers import imbalance
 from trainer.models.tensor_parallel import add_gradients_of_heads
 from trainer.training.loss_scale import LossScale
 from trainer.training.memory.aborted_pass import discard_pass
@@ -243,35 +242,32 @@ class TrainingEngine:
     ) -> dict[str, float]:
         """Accumulates the gradient of the global mini-batch's loss, which does not depend on how rows are split.
 
-        Returns the metrics, none if no token trains: means over these tokens, and how unequal the loads of experts are.
+        Returns the metrics, none if no token trains: means over these tokens, and what routers did.
         In float16 the gradient is multiplied by the loss scale.
         """
         mask = batch.response_mask
         of_ranks = reduced(torch.stack([mask.sum(), torch.tensor(batch.responses)]))
         count = GlobalCount(*(of_ranks // self.ranks_per_data_group).tolist())
         totals: dict[str, Tensor] = {}
-        loads: list[Tensor] = []
         parts, layout = micro_batches(batch, limit.of_ranks(self.context_ranks), self._layout)
-        with self._weights.needed(written=False):
+        # FSDP averages gradients, but the loss is already this data group's share of the global loss.
+        factor = self.averaged_over * self.loss_scale.value
+        routing = self.network.routers.updating(int(count.responses), factor)
+        with self._weights.needed(written=False), routing as record:
             for number, rows in enumerate(parts, start=1):
                 self._schedule_traffic(number, last=number == len(parts))
                 part = rows_of(batch, rows)
                 packed = pack(part, self.device, layout, self.context_ranks)
                 loss, metrics = loss_function(self.network(packed), part.to(self.device), count)
-                # FSDP averages gradients, but the loss is already this data group's share of the global loss.
-                (loss * (self.averaged_over * self.loss_scale.value)).backward()
+                record.count_pass()
+                (loss * factor).backward()
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value.detach().double()
-                if self.network.routers.rule is not None:
-                    loads.append(self.network.routers.loads())
         if self.peers is not None:
             add_gradients_of_heads(self.network.decoder.layers, self.peers)
         # Read once at the end: reading a number waits for all of the GPU's work before it.
         sums = reduced(torch.stack(list(totals.values())).cpu()) / self.ranks_per_data_group
-        found = dict(zip(totals, sums.tolist(), strict=True))
-        if loads:
-            of_experts = reduced(torch.stack(loads).sum(dim=0).cpu())
-            found["expert_load"], found["expert_load_max"] = imbalance(of_experts)
+        found = dict(zip(totals, sums.tolist(), strict=True)) | record.metrics(reduced)
         return found if count.tokens else {}
 
     def _schedule_traffic(self, number: int, last: bool) -> None:

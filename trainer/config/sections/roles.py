@@ -156,11 +156,25 @@ class ActorConfig(AggregatedLossConfig):
         description="experts that tokens choose in updates. off: by the weights of each pass; recompute: as in the "
         "pass for old log-probs; engine: as in the engine, in that pass too. Models with experts only",
     )
+    router_aux_loss: float = Field(
+        0.0,
+        ge=0,
+        description="weight in the loss of the experts' imbalance within a response, mean over responses, sum over "
+        "layers; 0: none. Models with experts only, as router_z_loss",
+    )
+    router_z_loss: float = Field(
+        0.0, ge=0, description="weight of the squared log-sum of exp(logits) of routers, averaged as router_aux_loss"
+    )
 
     @property
     def needs_routers(self) -> list[str]:
         """The settings that need experts and the rule by which their routers weigh them, as the user gives them."""
-        return [] if self.router_replay == "off" else [f"actor.router_replay={self.router_replay}"]
+        given = {
+            f"actor.router_replay={self.router_replay}": self.router_replay != "off",
+            f"actor.router_aux_loss={self.router_aux_loss:g}": self.router_aux_loss > 0,
+            f"actor.router_z_loss={self.router_z_loss:g}": self.router_z_loss > 0,
+        }
+        return [setting for setting, needs in given.items() if needs]
 
     @model_validator(mode="after")
     def _parameters_belong_to_the_loss(self) -> Self:

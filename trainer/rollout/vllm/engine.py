@@ -28,6 +28,7 @@ from trainer.rollout.vllm.patches import (
     skip_block_allocation,
     version,
 )
+from trainer.rollout.vllm.routes import RouteRecorder, record_routes
 from trainer.rollout.vllm.settings import (
     MULTIPROCESSING,
     device_settings,
@@ -113,8 +114,11 @@ class VllmEngine:
         if drafted := config.rollout.speculative_tokens:
             self._engine.collective_rpc(verify_drafts, args=(drafted, device))
             self.speculation = Speculation(core, drafted, _agree(team), device == "cuda", self.fast_path)
+        recorder: RouteRecorder | None = None
+        if config.actor.router_replay == "engine":
+            (recorder,) = self._engine.collective_rpc(record_routes, args=(device,))
         self._in_flight = ResponsesInFlight(
-            self._engine, self._prompt, self._sampling, self._adapters, self.fast_path, self.speculation
+            self._engine, self._prompt, self._sampling, self._adapters, self.fast_path, self.speculation, recorder
         )
 
     def notices(self) -> list[str]:

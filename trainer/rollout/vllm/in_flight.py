@@ -1,26 +1,29 @@
 """The responses in flight in a vLLM engine: sampled to their end or some steps at a time, across weight updates."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from trainer.errors import WorkerError
-from trainer.rollout.sampling import Part, Response, SamplingRequest
+from trainer.rollout.sampling import Part, Response, SamplingRequest, segments_of
 from trainer.rollout.vllm.fast_path import FastPath
 from trainer.rollout.vllm.patches import plain_log_probs
+from trainer.rollout.vllm.routes import RouteRecorder
 from trainer.rollout.vllm.speculation import Speculation
 
 
 @dataclass
 class _InFlight:
-    """A request under the caller's number, the `RequestState` of vLLM's output processor, and how many of its tokens
-    were returned."""
+    """A request under the caller's number, its id in vLLM, the `RequestState` of vLLM's output processor, and how many
+    of its tokens were returned. The experts of tokens before `routed` were returned, too."""
 
     number: int
     request: SamplingRequest
+    request_id: str
     state: Any
     returned: int = 0
+    routed: int = 0
 
 
 class ResponsesInFlight:
@@ -37,6 +40,7 @@ class ResponsesInFlight:
         adapters: Any,
         fast_path: FastPath | None,
         speculation: Speculation | None,
+        recorder: RouteRecorder | None = None,
     ) -> None:
         """`prompt` and `sampling` return vLLM's prompt and `SamplingParams`; `adapters` is a `LoRARequest` or None."""
         self._llm = llm
@@ -45,6 +49,7 @@ class ResponsesInFlight:
         self._adapters = adapters
         self._fast_path = fast_path
         self._speculation = speculation
+        self._recorder = recorder
         self._by_id: dict[str, _InFlight] = {}  # in the order of their start
         self._ids = map(str, count())
 
@@ -69,7 +74,7 @@ class ResponsesInFlight:
         self._settle(parts)
         for response in self._by_id.values():
             if token_ids := response.state.detokenizer.output_token_ids[response.returned :]:
-                parts[response.number] = _part(response, token_ids)
+                parts[response.number] = self._part(response, token_ids)
                 response.returned += len(token_ids)
         return parts
 
@@ -94,18 +99,21 @@ class ResponsesInFlight:
             log_probs = state.logprobs_processor.logprobs
         if self._fast_path is not None:
             self._fast_path.track(request_id, state.detokenizer.output_token_ids, log_probs)
-        self._by_id[name] = _InFlight(number, request, state)
+        self._by_id[name] = _InFlight(number, request, request_id, state, routed=request.record_from or 0)
+        if self._recorder is not None and request.record_from is not None:
+            self._recorder.start(request_id)
 
     def _abort(self, names: list[str]) -> None:
         self._llm.llm_engine.abort_request(names)
         for name in names:
-            del self._by_id[name]
+            self._end(self._by_id.pop(name))
 
     def _step(self, parts: dict[int, Part]) -> None:
         """One step of vLLM. Adds the last part of each response that it finished."""
         for output in self._llm.llm_engine.step():
             response, last = self._by_id.pop(output.request_id), output.outputs[0]
-            parts[response.number] = _part(response, last.token_ids[response.returned :], last.finish_reason)
+            parts[response.number] = self._part(response, last.token_ids[response.returned :], last.finish_reason)
+            self._end(response)
 
     def _settle(self, parts: dict[int, Part]) -> None:
         """Ends the steps that vLLM has scheduled ahead. Otherwise their tokens would come with the next call, after an
@@ -118,6 +126,20 @@ class ResponsesInFlight:
             self._llm.wake_up(tags=["scheduling"])
         if self._fast_path is not None:
             self._fast_path.flush()
+
+    def _end(self, response: _InFlight) -> None:
+        if self._recorder is not None:
+            self._recorder.forget(response.request_id)
+
+    def _part(self, response: _InFlight, token_ids: Sequence[int], reason: str | None = None) -> Part:
+        """See `_part`, with the experts if they are to be recorded."""
+        part = _part(response, token_ids, reason)
+        if self._recorder is None or response.request.record_from is None:
+            return part
+        end = len(response.request.prompt) + response.returned + len(token_ids) - 1
+        first, choices = self._recorder.take(response.request_id, response.routed, end)
+        response.routed = end
+        return replace(part, routes=segments_of(response.request, first, choices))
 
 
 def _part(response: _InFlight, token_ids: Sequence[int], reason: str | None = None) -> Part:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -37,7 +37,8 @@ class Patch:
     `because` is the code that makes it necessary: a function, as `file: name` below vLLM's package, and a part of its
     source. `test_patches.py` fails when that code is gone, because the patch may then go, too. `depends_on` names the
     functions that the patch replaces, repeats or calls, or whose records it writes. `test` compares results with and
-    without the patch. `versions` are the releases whose code was compared.
+    without the patch. `versions` are the releases whose code was compared; engines on GPUs do not use the patch if it
+    is `cpu_only`.
     """
 
     purpose: str
@@ -45,6 +46,7 @@ class Patch:
     depends_on: tuple[str, ...]
     test: str
     versions: tuple[str, ...] = VERSIONS
+    cpu_only: bool = False
 
 
 PATCHES: Mapping[str, Patch] = {
@@ -163,6 +165,31 @@ PATCHES: Mapping[str, Patch] = {
         depends_on=("model_executor/models/registry.py: _ModelRegistry.register_model",),
         test="tests/trainer/rollout/test_rollout.py",
     ),
+    "experts": Patch(
+        purpose="records the experts that tokens choose (routes.py); vLLM does so in its second model runner alone",
+        because=("v1/worker/gpu/model_runner.py: GPUModelRunner.initialize_kv_cache", "get_aux_output_connector("),
+        depends_on=(
+            "model_executor/layers/fused_moe/routed_experts_capturer.py: bind_routed_experts_capturer",
+            "v1/worker/gpu_model_runner.py: GPUModelRunner.execute_model",
+            "v1/worker/gpu_model_runner.py: GPUModelRunner._update_states",
+        ),
+        test="tests/trainer/rollout/test_routes.py",
+        versions=("0.31.0", "0.32.0"),
+        cpu_only=True,
+    ),
+    "packed experts": Patch(
+        purpose="packs experts' weights again for the kernel of CPUs when they are replaced (weights.py)",
+        because=(
+            "model_executor/layers/fused_moe/unquantized_fused_moe_method.py: UnquantizedFusedMoEMethod._setup_kernel",
+            "if not is_weight_update:",
+        ),
+        depends_on=(
+            "model_executor/layers/fused_moe/experts/cpu_moe.py: CPUUnquantizedExperts.process_weights_after_loading",
+        ),
+        test="tests/trainer/rollout/test_routes.py",
+        versions=("0.31.0", "0.32.0"),
+        cpu_only=True,
+    ),
     "exact operators": Patch(
         purpose="computes with the trainer's operators for actor.backend=exact",
         because=("model_executor/layers/layernorm.py: RMSNorm", "rms_norm_batch_invariant("),
@@ -221,6 +248,28 @@ def shard_executor(team: Team) -> type:
             return f"file://{meeting}", team.rank, team.rank
 
     return ShardExecutor
+
+
+def pack_experts(model: Any) -> None:
+    """Packs the weights of experts for the kernel of CPUs after `reload_weights`: vLLM does so only when it loads them
+    for the first time."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and layer.w13_weight.device.type == "cpu":
+            kernel.fused_experts.process_weights_after_loading(layer)
+
+
+class _Capturer(NamedTuple):
+    """As vLLM's `RoutedExpertsCapturer`."""
+
+    capture: Callable[[int, Tensor], None]
+
+
+def capture_choices(model: Any, capture: Callable[[int, Tensor], None]) -> None:
+    """Calls `capture(layer, experts)` whenever tokens of a layer have chosen experts, [tokens, choices]."""
+    from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
+
+    bind_routed_experts_capturer(model, _Capturer(capture))
 
 
 @cache

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.rollout.vllm.patches import activate_adapters
+from trainer.rollout.vllm.patches import activate_adapters, pack_experts
 from trainer.weights.arrival import checked
 from trainer.weights.buckets import SentBucket
 from trainer.weights.in_place import InPlaceLoader
@@ -33,6 +33,7 @@ class WeightLoader:
         self.model_runner.reload_weights(
             weights_iterator=(weight for sent in arrived for weight in sent.open().tensors())
         )
+        pack_experts(self.model_runner.get_model())
 
     @property
     def _is_sharded(self) -> bool:

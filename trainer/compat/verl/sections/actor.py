@@ -29,7 +29,7 @@ from trainer.compat.verl.shared import (
     PROFILER_KEYS,
     TRACES,
 )
-from trainer.compat.verl.subsections.engines import engine_rules
+from trainer.compat.verl.subsections.engines import engine_rules, router_replay
 from trainer.compat.verl.subsections.groups import ACTOR_ROLE, of_engine, per_rank, split_tokens, strategy
 from trainer.compat.verl.subsections.megatron import megatron_rules
 from trainer.compat.verl.subsections.sharding import fsdp_rules
@@ -65,6 +65,7 @@ RULES: dict[str, Rule] = {
     ),
     f"{ACTOR}.ppo_epochs": to("actor.ppo_epochs", inherited=("critic.ppo_epochs",)),
     **losses.RULES,
+    f"{ACTOR}.router_replay.mode": router_replay(ACTOR_ROLE),
     f"{ACTOR}.tis_imp_ratio_cap": truncated_ratio,
     f"{ACTOR}.shuffle": to("actor.shuffle", inherited=("critic.shuffle",)),
     f"{ACTOR}.ulysses_sequence_parallel_size": of_engine(ACTOR_ROLE, "fsdp", split_tokens(ACTOR_ROLE)),

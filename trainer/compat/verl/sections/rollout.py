@@ -83,6 +83,7 @@ def drafting(key: str, value: Value, given: Given) -> Translation:
 RULES: dict[str, Rule] = {
     f"{ROLLOUT}.name": mapped({"vllm": "vllm", "hf": "transformers"}, "rollout.engine"),
     f"{ROLLOUT}.mode": no_effect("an engine gets its whole batch at once and schedules it"),
+    f"{ROLLOUT}.enable_rollout_routing_replay": no_effect("engines record experts with actor.router_replay.mode=R3"),
     f"{ROLLOUT}.n": samples,
     f"{ROLLOUT}.temperature": to("rollout.temperature"),
     f"{ROLLOUT}.top_k": top_k("rollout.top_k"),

@@ -1,6 +1,19 @@
 """Keys of verl's sections `veomni` and `torchtitan`. They have an effect only with the engine of that name."""
 
-from trainer.compat.verl.rules import Given, Rule, Translation, Value, mapped, no_effect, only, to, turns_on, whole
+from trainer.compat.verl.rules import (
+    Given,
+    Rule,
+    Translation,
+    Value,
+    mapped,
+    no_effect,
+    only,
+    to,
+    turns_on,
+    unsupported,
+    whole,
+    word,
+)
 from trainer.compat.verl.shared import CHECKPOINT, KERNELS, PACKED
 from trainer.compat.verl.subsections.groups import (
     Role,
@@ -71,6 +84,20 @@ def copy_of_weights(role: Role, replicas: str = "") -> Rule:
     return rule
 
 
+def router_replay(role: Role) -> Rule:
+    """verl's mode of repeating experts, which only the actor has: R2 as in its own pass, R3 as in the engine."""
+    modes = {"r2": "recompute", "r3": "engine"} if role.ours == "actor" else {}
+
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) == "disabled":
+            return Translation({})
+        if word(value) not in modes:
+            raise unsupported(key, value, ("disabled", *(mode.upper() for mode in modes)))
+        return Translation({"actor.router_replay": modes[word(value)]})
+
+    return rule
+
+
 def engine_rules(role: Role) -> dict[str, Rule]:
     """The keys of verl's sections `veomni` and `torchtitan` of a role."""
     ours, sharding = role.ours, f"{role.ours}.sharding"
@@ -98,7 +125,7 @@ def engine_rules(role: Role) -> dict[str, Rule]:
             "dsa_attention_implementation": only("eager"),
             "mhc_implementation": only("eager"),
             "load_checkpoint_path": only("null"),
-            "router_replay.mode": only("disabled"),
+            "router_replay.mode": router_replay(role),
             "seed": determinism_seed(f"{veomni}.full_determinism"),
         },
         "torchtitan": {

@@ -7,6 +7,7 @@ place; `actor.backend=megatron` selects Megatron-Core's layers.
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, is_true, mapped, no_effect, only, same_seed, to
 from trainer.compat.verl.shared import CHECKPOINT, KERNELS, PACKED
 from trainer.compat.verl.subsections.dtypes import compute_type
+from trainer.compat.verl.subsections.engines import router_replay
 from trainer.compat.verl.subsections.groups import (
     Role,
     of_engine,
@@ -92,6 +93,7 @@ def megatron_rules(role: Role) -> dict[str, Rule]:
         "expert_tensor_parallel_size": split_experts(role, "expert_matrices"),
         "sequence_parallel": no_effect("ranks of sharding.context_parallel split the tokens of every activation"),
         "use_dist_checkpointing": dist_checkpointing,
+        "router_replay.mode": router_replay(role),
         "override_mcore_model_config": only("null", "none", "{}"),
         _FROZEN_ROUTER: only("false"),
         "dtype": compute_type,

@@ -42,8 +42,6 @@ _SAME: dict[str, tuple[str, ...]] = {
     "context_parallel_algo": ("null",),
     "tensor_model_parallel_size": ("1",),
     "use_arbitrary_attention_mask": ("false",),
-    "moe_aux_loss_coeff": ("0", "0.0"),
-    "moe_z_loss_coeff": ("0", "0.0", "null"),
     "moe_router_bias_update_rate": ("0", "0.0"),
     "moe_router_dtype": ("null",),
     "moe_router_enable_expert_bias": ("false",),
@@ -58,6 +56,21 @@ def of_the_model(key: str, value: Value, _given: Given) -> Translation:
         f"{key}={value} is not supported here: the model's config.json decides what its layers compute",
         hint="leave it out, or change the model's config.json",
     )
+
+
+def balance(ours: str) -> Rule:
+    """The weight of one of Megatron-Core's losses that balance experts; ours is another mean."""
+
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) in ("0", "0.0", "null"):
+            return Translation({})
+        raise ConfigError(
+            f"{key}={value} is not supported here: Megatron's loss is a mean over the tokens of a micro-batch, that of "
+            f"{ours} one over responses",
+            hint=f"leave it out, or set {ours}",
+        )
+
+    return rule
 
 
 def whole(key: str, value: Value, given: Given) -> Translation:
@@ -77,6 +90,8 @@ FIELDS: dict[str, Rule] = {
     ),
     **dict.fromkeys(_RECOMPUTE, no_effect("see actor.activation_checkpointing")),
     **{name: only(*accepted) for name, accepted in _SAME.items()},
+    "moe_aux_loss_coeff": balance("actor.router_aux_loss"),
+    "moe_z_loss_coeff": balance("actor.router_z_loss"),
 }
 
 

@@ -199,7 +199,8 @@ def test_a_key_that_only_says_how_ranks_compute_has_no_effect_and_a_note(line: l
             [WITH_MEGATRON, "actor.backend=megatron", f"{MEGATRON}.expert_model_parallel_size=2"],
             "does not support sharding.expert_parallel=2",
         ),
-        ([WITH_MEGATRON, f"{MEGATRON}.router_replay.mode=R3"], "there is no such setting for experts"),
+        ([WITH_MEGATRON, f"{MEGATRON}.router_replay.mode=record"], "router_replay.mode=record is not supported here"),
+        (["critic.strategy=megatron", "critic.megatron.router_replay.mode=R2"], "is not supported here"),
         ([WITH_MEGATRON, f"{MEGATRON}.qat.enable=True"], "there is no quantisation"),
         ([WITH_MEGATRON, f"{MEGATRON}.dynamic_context_parallel=True"], "is not supported here"),
         ([WITH_MEGATRON, f"+{MEGATRON}.override_ddp_config.fp8_param_gather=True"], "there is no such setting"),
@@ -254,3 +255,18 @@ def test_megatron_s_type_is_the_run_s() -> None:
     assert config.model.dtype == "float16"
     with pytest.raises(ConfigError, match="compute in one type"):
         load_config(["verl"], [WITH_MEGATRON, f"{MEGATRON}.dtype=float16", "actor_rollout_ref.rollout.dtype=bfloat16"])
+
+
+@pytest.mark.parametrize(
+    ("line", "replay"),
+    [
+        ([f"{ACTOR}.router_replay.mode=R2"], "recompute"),
+        ([f"{ACTOR}.router_replay.mode=R3"], "engine"),
+        ([WITH_MEGATRON, f"{MEGATRON}.router_replay.mode=R3", f"{ACTOR}.router_replay.mode=disabled"], "engine"),
+        ([WITH_VEOMNI, f"{VEOMNI}.router_replay.mode=R2"], "recompute"),
+        ([f"{MEGATRON}.router_replay.mode=R3"], "off"),
+        ([f"{ACTOR}.router_replay.mode=disabled"], "off"),
+    ],
+)
+def test_experts_are_repeated_as_verl_says(line: list[str], replay: str) -> None:
+    assert load_config([], line)[0].actor.router_replay == replay
