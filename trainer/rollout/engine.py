@@ -83,7 +83,8 @@ class EngineRow:
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
     `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine supports one device
     only. `in_flight` means that it is an `InFlightEngine`, `quantizes` that it supports `rollout.quantization`,
-    `speculates` that it supports `rollout.speculative_tokens`.
+    `speculates` that it supports `rollout.speculative_tokens`, `loads_files` that it takes
+    weights as tensors of a model's files, not by Transformers' names.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
@@ -93,6 +94,7 @@ class EngineRow:
     in_flight: bool = False
     quantizes: bool = False
     speculates: bool = False
+    loads_files: bool = False
 
 
 def engine_rows() -> dict[str, EngineRow]:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainer.weights.arrival import check_arrived, check_in_place
 from trainer.weights.buckets import WORD_BYTES, Bucket, BucketLayout, SentBucket, word_sum
+from trainer.weights.slices import load
 
 logger = logging.getLogger(__name__)
 
@@ -131,14 +132,14 @@ class InPlaceLoader:
         elif copies := self._copies[bucket.layout]:
             copies.repeat(bucket)
         else:
-            self._model.load_weights(bucket.tensors())
+            load(self._model, bucket.tensors())
 
 
 def record(model: nn.Module, bucket: Bucket, sharded: bool = False) -> RecordedCopies | None:
     """Loads a bucket and returns the copies made. None unless they copy the whole bucket into the model's weights; of a
     shard, a part of every weight in the bucket."""
-    with CopyRecorder() as recorder, torch.no_grad():
-        model.load_weights(bucket.tensors())
+    with CopyRecorder(bucket) as recorder, torch.no_grad():
+        load(model, bucket.tensors())
     storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     copies = [
         (target, source)
@@ -159,15 +160,21 @@ def record(model: nn.Module, bucket: Bucket, sharded: bool = False) -> RecordedC
 
 
 class CopyRecorder(TorchFunctionMode):  # type: ignore[misc]
-    """Records target and source of every `Tensor.copy_`."""
+    """Records target and source of every `Tensor.copy_`.
 
-    def __init__(self) -> None:
+    Parts of the bucket stay transposed where a loader asks for contiguous memory: `copy_` needs none.
+    """
+
+    def __init__(self, bucket: Bucket | None = None) -> None:
         super().__init__()
+        self._bucket = bucket
         self.copies: list[tuple[Tensor, Tensor]] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.copy_:
             self.copies.append((args[0], args[1]))
+        if function is Tensor.contiguous and self._bucket is not None and _is_inside(args[0], self._bucket):
+            return args[0]
         return function(*args, **(kwargs or {}))
 
 
@@ -188,9 +195,12 @@ def _from_every_weight(bucket: Bucket, sources: Sequence[Tensor]) -> bool:
 
 def _is_plain(target: Tensor, source: Tensor, bucket: Bucket) -> bool:
     """Whether a copy reads from the bucket and changes neither shape nor type."""
-    inside = 0 <= source.data_ptr() - bucket.data.data_ptr() < bucket.layout.size
     same = (target.shape, target.dtype, target.device) == (source.shape, source.dtype, source.device)
-    return inside and same and source.dtype == bucket.layout.dtype
+    return _is_inside(source, bucket) and same and source.dtype == bucket.layout.dtype
+
+
+def _is_inside(tensor: Tensor, bucket: Bucket) -> bool:
+    return bool(0 <= tensor.data_ptr() - bucket.data.data_ptr() < bucket.layout.size)
 
 
 def _is_of_words(tensor: Tensor) -> bool:

@@ -15,5 +15,12 @@ def open_engine(config: Config, device: str, end_token_ids: Sequence[int], team:
 
 
 ROW = EngineRow(
-    open_engine, package="vllm", preference=1, open_shard=open_engine, in_flight=True, quantizes=True, speculates=True
+    open_engine,
+    package="vllm",
+    preference=1,
+    open_shard=open_engine,
+    in_flight=True,
+    quantizes=True,
+    speculates=True,
+    loads_files=True,
 )

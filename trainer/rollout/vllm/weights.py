@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from trainer.rollout.vllm.patches import activate_adapters
 from trainer.weights.arrival import checked
 from trainer.weights.buckets import SentBucket
 from trainer.weights.in_place import InPlaceLoader
+from trainer.weights.slices import joined
 
 
 class WeightLoader:
@@ -31,7 +33,7 @@ class WeightLoader:
             checked(sent)
         self._in_place = None  # reloading may have replaced the weights that it refers to
         self.model_runner.reload_weights(
-            weights_iterator=(weight for sent in arrived for weight in sent.open().tensors())
+            weights_iterator=joined(weight for sent in arrived for weight in sent.open().tensors())
         )
 
     @property
@@ -45,16 +47,25 @@ class WeightLoader:
         only the buckets are checked; and they come at once, because vLLM quantises layer by layer as weights arrive.
         """
         if self.vllm_config.model_config.quantization is not None:
-            self.model_runner.reload_weights(weights_iterator=_cloned(buckets))
+            self.model_runner.reload_weights(weights_iterator=joined(_cloned(buckets)))
             return
         self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._is_sharded)
         self._in_place.load(buckets, begins, ends)
+        if ends:
+            derive_weights(self.model_runner.get_model(), self.vllm_config.model_config.dtype)
 
     def replace_adapters(self, buckets: Iterable[SentBucket], scaling: float) -> None:
         """Replaces the adapters; `scaling` is alpha / rank. Raises WorkerError if they differ from what was sent."""
         arrived = [checked(sent) for sent in buckets]
         tensors = {name: tensor.cpu() for bucket in arrived for name, tensor in bucket.tensors()}
         activate_adapters(self.model_runner, tensors, scaling, self._is_sharded)
+
+
+def derive_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Computes again what vLLM's latent attention (MLA) derives from its weights, into the same memory."""
+    for module in model.modules():
+        if hasattr(module, "W_UK_T"):
+            module.process_weights_after_loading(dtype)
 
 
 def _cloned(buckets: Iterable[SentBucket]) -> Iterator[tuple[str, Tensor]]:
