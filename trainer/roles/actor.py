@@ -1,9 +1,9 @@
 """The actor: the policy in training."""
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -166,23 +166,15 @@ class ActorWorker(TrainingWorker, Sender):
         return open_store(self.place.address, size, self.config.trainer.worker_timeout)
 
     def export(self, directory: Path) -> None:
-        """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes.
+        """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it and writes its share.
 
         Adapters are merged into the weights, and stand by themselves in the directory `adapter`.
         """
-        language_model = self.engine.network.language_model
-        weights = self._at_first_rank(self.engine.full_weights(language_model))
+        language_model, model = self.engine.network.language_model, self.config.model.directory
+        weights = self.engine.full_weights(language_model, shared_once=True, dtype=self.dtype)
+        with_buffers = chain(weights, self.engine.buffers(language_model))
+        place = self.place
+        write_language_model(model, with_buffers, self.dtype, directory, rank=place.rank, ranks=place.world_size)
         adapter = self.engine.adapter_weights(language_model)
-        if self.place.rank == 0:
-            model = self.config.model.directory
-            weights += [(name, buffer.cpu()) for name, buffer in self.engine.buffers(language_model)]
-            write_language_model(model, weights, self.dtype, directory)
-            if adapter:
-                write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
-
-    def _at_first_rank(self, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """The weights on CPU on rank 0, an empty list on other ranks."""
-        if self.place.rank == 0:
-            return [(name, tensor.to(device="cpu", dtype=self.dtype)) for name, tensor in weights]
-        deque(weights, maxlen=0)
-        return []
+        if place.rank == 0 and adapter:
+            write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
