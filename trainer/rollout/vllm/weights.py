@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.rollout.vllm.patches import activate_adapters
 from trainer.weights.arrival import checked
 from trainer.weights.buckets import SentBucket
-from trainer.weights.in_place import InPlaceLoader
+from trainer.weights.in_place import InPlaceLoader, check_layout, derive_weights
 from trainer.weights.slices import joined
 
 
@@ -43,13 +42,16 @@ class WeightLoader:
     def copy_weights(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
         """Copies buckets in GPU memory straight into the model's weights, and compares checksums when an update `ends`.
 
-        Raises WorkerError if a weight differs from what was sent. Quantised weights differ by design, so that of them
-        only the buckets are checked; and they come at once, because vLLM quantises layer by layer as weights arrive.
+        Raises WorkerError if a weight differs from what was sent, ConfigError if kernels keep experts in another
+        layout. Quantised weights differ by design, so that of them only the buckets are checked; and they come at once,
+        because vLLM quantises layer by layer as weights arrive.
         """
         if self.vllm_config.model_config.quantization is not None:
             self.model_runner.reload_weights(weights_iterator=joined(_cloned(buckets)))
             return
-        self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._is_sharded)
+        if self._in_place is None:
+            check_layout(self.model_runner.get_model())
+            self._in_place = InPlaceLoader(self.model_runner.get_model(), self._is_sharded)
         self._in_place.load(buckets, begins, ends)
         if ends:
             derive_weights(self.model_runner.get_model(), self.vllm_config.model_config.dtype)
@@ -59,13 +61,6 @@ class WeightLoader:
         arrived = [checked(sent) for sent in buckets]
         tensors = {name: tensor.cpu() for bucket in arrived for name, tensor in bucket.tensors()}
         activate_adapters(self.model_runner, tensors, scaling, self._is_sharded)
-
-
-def derive_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Computes again what vLLM's latent attention (MLA) derives from its weights, into the same memory."""
-    for module in model.modules():
-        if hasattr(module, "W_UK_T"):
-            module.process_weights_after_loading(dtype)
 
 
 def _cloned(buckets: Iterable[SentBucket]) -> Iterator[tuple[str, Tensor]]:
