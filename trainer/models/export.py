@@ -96,7 +96,7 @@ def _write_files(
         if len(held[file]) == len(files[file]):
             save_file(held.pop(file), directory / file, {"format": "pt"})
     if held:
-        missing = next(name for file, found in held.items() for name in files[file] if name not in found)
+        missing = next(name for file, tensors in held.items() for name in files[file] if name not in tensors)
         raise DataError(f"{directory}: the weight {missing} is missing", hint="report this with the model's family")
 
 

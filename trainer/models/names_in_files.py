@@ -51,7 +51,7 @@ def views_in_files(language_model: nn.Module, weights: Mapping[str, Sequence[int
         (part,) = tensor.parts
         place = bisect_right(starts, part.storage_offset()) - 1
         views[names[place]].append(View(name, part.shape, part.stride(), part.storage_offset() - starts[place]))
-    covered = {name: sum(math.prod(view.shape) for view in found) for name, found in views.items()}
+    covered = {name: sum(math.prod(view.shape) for view in parts) for name, parts in views.items()}
     return views if all(covered[name] == math.prod(shape) for name, shape in weights.items()) else None
 
 

@@ -34,14 +34,14 @@ def joined(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]
     """The weights with slices joined, which must follow each other."""
     name, parts = "", list[Tensor]()
     for sent, weight in weights:
-        found = _SLICE.fullmatch(sent)
-        if parts and (found is None or found["name"] != name):
+        match = _SLICE.fullmatch(sent)
+        if parts and (match is None or match["name"] != name):
             yield name, torch.cat(parts)
             parts = []
-        if found is None:
+        if match is None:
             yield sent, weight
         else:
-            name = found["name"]
+            name = match["name"]
             parts.append(weight)
     if parts:
         yield name, torch.cat(parts)
@@ -51,12 +51,12 @@ def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Calls a model's loader, with each slice by itself."""
     whole = list[tuple[str, Tensor]]()
     for name, weight in weights:
-        found = _SLICE.fullmatch(name)
-        if found is None:
+        match = _SLICE.fullmatch(name)
+        if match is None:
             whole.append((name, weight))
             continue
-        with _Place(int(found["first"]), int(found["end"])):
-            model.load_weights([(found["name"], weight)])
+        with _Place(int(match["first"]), int(match["end"])):
+            model.load_weights([(match["name"], weight)])
     if whole:
         model.load_weights(whole)
 
