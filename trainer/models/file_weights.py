@@ -87,8 +87,8 @@ class FileWeight(Tensor):  # type: ignore[misc] # torch has no types here
         weight = next((argument for argument in args if isinstance(argument, FileWeight)), None)
         if weight is not None and packet in _SAME:
             return FileWeight(weight.parts, weight.axis, weight.dtype)
-        if weight is not None and (found := weight._found(function, args, kwargs)) is not None:
-            return found
+        if weight is not None and (result := weight._unread(function, args, kwargs)) is not None:
+            return result
         if packet in (_ATEN.cat, _ATEN.stack) and _joinable(args[0]):
             dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % (args[0][0].dim() + (packet is _ATEN.stack))
             parts = [part.unsqueeze(dim) for part in args[0]] if packet is _ATEN.stack else args[0]
@@ -96,7 +96,7 @@ class FileWeight(Tensor):  # type: ignore[misc] # torch has no types here
         args, kwargs = tree_map_only(FileWeight, FileWeight.whole, (args, kwargs))
         return function(*args, **kwargs)
 
-    def _found(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _unread(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation that reads nothing, or only what the result needs; None if this is no such."""
         packet, stored = function.overloadpacket, self.parts[0]
         if packet is _ATEN._to_copy:

@@ -1,9 +1,9 @@
 """The actor: the policy in training."""
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -23,14 +23,19 @@ from trainer.data.batches.batch import Batch
 from trainer.data.batches.routes import Choices, Routes
 from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, keep_start, write_adapter
+from trainer.models.names_in_files import View, as_in_files, views_in_files
 from trainer.models.networks import PolicyNetwork
+from trainer.models.pretrained import empty_language_model
 from trainer.models.routers import RouterLosses
 from trainer.roles.worker import TrainingWorker
+from trainer.rollout.engine import choose_engine, engine_rows
 from trainer.training.engine import TrainingEngine
 from trainer.training.memory.allocator import give_back_memory, shareable_memory
 from trainer.training.ranks.process_group import open_store
 from trainer.training.self_check import check_log_probs, check_rows, transformers_log_probs
+from trainer.weights.buckets import BUCKET_BYTES
 from trainer.weights.sender import Sender
+from trainer.weights.slices import in_slices
 
 
 class ActorWorker(TrainingWorker, Sender):
@@ -135,11 +140,32 @@ class ActorWorker(TrainingWorker, Sender):
         return corrected.weights, corrected.accepted
 
     def trained_weights(self, shared_once: bool) -> Iterable[tuple[str, Tensor]]:
-        """The adapters if the engines apply these, else all weights with the adapters merged in."""
+        """The adapters if the engines apply these, else all weights with the adapters merged in.
+
+        Engines that load files get tensors of the model's files, those of many experts in slices.
+        """
         language_model = self.engine.network.language_model
         if self.config.engines_apply_adapters:
             return self.engine.adapter_weights(language_model)
-        return self.engine.full_weights(language_model, shared_once, self.dtype)
+        weights = self.engine.full_weights(language_model, shared_once, self.dtype)
+        if not self._engines_load_files:
+            return weights
+        return in_slices(as_in_files(weights, self._views), self.dtype, BUCKET_BYTES)
+
+    def fixed_weights(self) -> Iterable[tuple[str, Tensor]]:
+        if self.config.engines_apply_adapters:
+            return []
+        buffers = self.engine.buffers(self.engine.network.language_model)
+        return as_in_files(buffers, self._views) if self._engines_load_files else buffers
+
+    @cached_property
+    def _engines_load_files(self) -> bool:
+        return engine_rows()[choose_engine(self.config.rollout.engine)[0]].loads_files
+
+    @cached_property
+    def _views(self) -> Mapping[str, Sequence[View]] | None:
+        model = empty_language_model(self.config.model.directory)
+        return views_in_files(model, {name: tensor.shape for name, tensor in model.state_dict().items()})
 
     def memory_to_share(self) -> AbstractContextManager[None]:
         give_back_memory()
@@ -152,26 +178,18 @@ class ActorWorker(TrainingWorker, Sender):
         return open_store(self.place.address, size, self.config.trainer.worker_timeout)
 
     def export(self, directory: Path) -> None:
-        """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes.
+        """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it and writes its share.
 
         Adapters are merged into the weights, and stand by themselves in the directory `adapter`.
         """
-        language_model = self.engine.network.language_model
-        weights = self._at_first_rank(self.engine.full_weights(language_model))
+        language_model, model = self.engine.network.language_model, self.config.model.directory
+        weights = self.engine.full_weights(language_model, shared_once=True, dtype=self.dtype)
+        with_buffers = chain(weights, self.engine.buffers(language_model))
+        place = self.place
+        write_language_model(model, with_buffers, self.dtype, directory, rank=place.rank, ranks=place.world_size)
         adapter = self.engine.adapter_weights(language_model)
-        if self.place.rank == 0:
-            model = self.config.model.directory
-            weights += [(name, buffer.cpu()) for name, buffer in self.engine.buffers(language_model)]
-            write_language_model(model, weights, self.dtype, directory)
-            if adapter:
-                write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
-
-    def _at_first_rank(self, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """The weights on CPU on rank 0, an empty list on other ranks."""
-        if self.place.rank == 0:
-            return [(name, tensor.to(device="cpu", dtype=self.dtype)) for name, tensor in weights]
-        deque(weights, maxlen=0)
-        return []
+        if place.rank == 0 and adapter:
+            write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
 
 
 def with_choices(batch: Batch) -> Batch:

@@ -84,7 +84,7 @@ class EngineRow:
     `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine supports one device
     only. `in_flight` means that it is an `InFlightEngine`, `quantizes` that it supports `rollout.quantization`,
     `speculates` that it supports `rollout.speculative_tokens`, `records_routes` that it records the experts that tokens
-    choose.
+    choose, `loads_files` that it takes weights as tensors of a model's files, not by Transformers' names.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
@@ -95,6 +95,7 @@ class EngineRow:
     quantizes: bool = False
     speculates: bool = False
     records_routes: bool = False
+    loads_files: bool = False
 
 
 def engine_rows() -> dict[str, EngineRow]:

@@ -140,20 +140,23 @@ def store(bucket: Bucket) -> StoredBucket:
 
 
 def pack(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[Bucket]:
-    """Converts weights to `dtype` and packs them into buckets of at most `bucket_bytes`. A larger weight is alone."""
+    """Converts weights to `dtype` and packs them into buckets of at most `bucket_bytes`. A larger weight is alone.
+
+    Without `dtype` they keep their types, and a bucket ends where the type changes.
+    """
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights:
-        nbytes = tensor.numel() * dtype.itemsize
-        if pending and size + nbytes > bucket_bytes:
-            yield _bucket(pending, dtype)
+        nbytes = tensor.numel() * (dtype or tensor.dtype).itemsize
+        if pending and (size + nbytes > bucket_bytes or (dtype is None and tensor.dtype != pending[0][1].dtype)):
+            yield _bucket(pending, dtype or pending[0][1].dtype)
             pending, size = [], 0
         pending.append((name, tensor))
         size += nbytes
     if pending:
-        yield _bucket(pending, dtype)
+        yield _bucket(pending, dtype or pending[0][1].dtype)
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:

@@ -38,12 +38,19 @@ class WeightChannel:
         self._greet()
 
     def send(self, buckets: Iterable[Bucket]) -> None:
-        """Sends each bucket to all other ranks while the next is being packed. Buckets must outlive this call.
+        """Sends each bucket to all other ranks while the next is being packed. It holds at most two buckets.
 
         Raises WorkerError if a receiver does not take them in time.
         """
-        for transfer in [self._begin(bucket.data) for bucket in buckets]:
-            self._finish(transfer)
+        sending: tuple[Bucket, dist.Work] | None = None
+        for bucket in buckets:
+            begun = bucket, self._begin(bucket.data)
+            if sending is not None:
+                self._finish(sending[1])
+            sending = begun
+            del bucket, begun
+        if sending is not None:
+            self._finish(sending[1])
 
     def receive(self, layouts: Iterable[BucketLayout]) -> Iterator[Bucket]:
         """Yields the buckets that rank 0 sends. The next transfer is always under way, so the link is never idle.

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from trainer.errors import ConfigError
 from trainer.weights.arrival import check_arrived, check_in_place
 from trainer.weights.buckets import WORD_BYTES, Bucket, BucketLayout, SentBucket, word_sum
+from trainer.weights.slices import load
 
 logger = logging.getLogger(__name__)
+
+KERNELS_WITH_LAYOUT_OF_FILES = {"TRITON", "BATCHED_TRITON"}
 
 
 @dataclass(frozen=True)
@@ -131,14 +135,37 @@ class InPlaceLoader:
         elif copies := self._copies[bucket.layout]:
             copies.repeat(bucket)
         else:
-            self._model.load_weights(bucket.tensors())
+            load(self._model, bucket.tensors())
+
+
+def check_layout(model: nn.Module) -> None:
+    """Raises ConfigError if vLLM keeps experts in another layout than the files: copies would put rows in wrong places.
+
+    `unquantized_backend` of a layer's `quant_method` names the kernels, in vLLM 0.26 and 0.32.
+    """
+    for name, module in model.named_modules():
+        kernels = getattr(getattr(module, "quant_method", None), "unquantized_backend", None)
+        if kernels is not None and kernels.name not in KERNELS_WITH_LAYOUT_OF_FILES:
+            raise ConfigError(
+                f"vLLM computes the experts of {name} with {kernels.value}, which reorders their weights: an update "
+                "in place would give wrong numbers",
+                hint="unset the variables of vLLM that choose kernels of experts (VLLM_USE_FLASHINFER_MOE_FP16, "
+                "VLLM_ROCM_USE_AITER_MOE), or set rollout.engine=transformers",
+            )
+
+
+def derive_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Computes again what vLLM's latent attention (MLA) derives from its weights, into the same memory."""
+    for module in model.modules():
+        if hasattr(module, "W_UK_T"):
+            module.process_weights_after_loading(dtype)
 
 
 def record(model: nn.Module, bucket: Bucket, sharded: bool = False) -> RecordedCopies | None:
     """Loads a bucket and returns the copies made. None unless they copy the whole bucket into the model's weights; of a
     shard, a part of every weight in the bucket."""
     with CopyRecorder() as recorder, torch.no_grad():
-        model.load_weights(bucket.tensors())
+        load(model, bucket.tensors())
     storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     copies = [
         (target, source)
@@ -154,21 +181,29 @@ def record(model: nn.Module, bucket: Bucket, sharded: bool = False) -> RecordedC
     return RecordedCopies(
         targets=[target.detach().as_subclass(Tensor) for target, _ in copies],
         sources=[(source.shape, source.stride(), start) for start, (_, source) in zip(starts, copies, strict=True)],
-        keeps_words=all(map(_is_of_words, chain(*copies, model.parameters()))),
+        keeps_words=all(target.dtype == source.dtype for target, source in copies)
+        and all(map(_is_of_words, chain(*copies, model.parameters()))),
     )
 
 
 class CopyRecorder(TorchFunctionMode):  # type: ignore[misc]
-    """Records target and source of every `Tensor.copy_`."""
+    """Records target and source of every `Tensor.copy_`. The source of what was made contiguous is what it was before:
+    `copy_` takes any strides."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: list[tuple[Tensor, Tensor]] = []
+        self._contiguous: dict[int, tuple[Tensor, Tensor]] = {}  # kept, so that no other tensor gets its memory
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.copy_:
-            self.copies.append((args[0], args[1]))
-        return function(*args, **(kwargs or {}))
+            made, before = self._contiguous.get(args[1].data_ptr(), (args[1], args[1]))
+            same = (made.shape, made.stride()) == (args[1].shape, args[1].stride())
+            self.copies.append((args[0], before if same else args[1]))
+        result = function(*args, **(kwargs or {}))
+        if function is Tensor.contiguous:
+            self._contiguous[result.data_ptr()] = result, args[0]
+        return result
 
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:
@@ -187,10 +222,15 @@ def _from_every_weight(bucket: Bucket, sources: Sequence[Tensor]) -> bool:
 
 
 def _is_plain(target: Tensor, source: Tensor, bucket: Bucket) -> bool:
-    """Whether a copy reads from the bucket and changes neither shape nor type."""
-    inside = 0 <= source.data_ptr() - bucket.data.data_ptr() < bucket.layout.size
-    same = (target.shape, target.dtype, target.device) == (source.shape, source.dtype, source.device)
-    return inside and same and source.dtype == bucket.layout.dtype
+    """Whether a copy reads from the bucket and keeps its shape and 16-bit words: those of bfloat16 are in float32."""
+    same = (target.shape, target.device) == (source.shape, source.device)
+    types = {(source.dtype, source.dtype), (torch.bfloat16, torch.float32)}
+    kept = (source.dtype, target.dtype) in types and source.dtype == bucket.layout.dtype
+    return _is_inside(source, bucket) and same and kept
+
+
+def _is_inside(tensor: Tensor, bucket: Bucket) -> bool:
+    return bool(0 <= tensor.data_ptr() - bucket.data.data_ptr() < bucket.layout.size)
 
 
 def _is_of_words(tensor: Tensor) -> bool:

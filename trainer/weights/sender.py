@@ -29,14 +29,18 @@ class Sender(ABC):
         self._at_once = BUCKETS_AT_ONCE if config.loads_in_parts else None
         self._sharing: Iterator[Bucket] = iter(())
         self._shared: Sequence[Bucket] = ()
-        self._packed: list[Bucket] = []
-        self._kept, self._kept_layouts = HostCopies(), list[BucketLayout]()
+        # The buckets of the last broadcast: their layouts, and copies of their bytes.
+        self._kept: list[tuple[BucketLayout, HostCopies]] = []
         self._channel: WeightChannel | None = None
         self._channel_store: TCPStore | None = None
 
     @abstractmethod
     def trained_weights(self, shared_once: bool) -> Iterable[tuple[str, Tensor]]:
         """The weights that the engines get, a tied one once if it is `shared_once`. Every rank must exhaust it."""
+
+    @abstractmethod
+    def fixed_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """What else the engines get, in its own type: the buffers of a model's files."""
 
     @abstractmethod
     def memory_to_share(self) -> AbstractContextManager[None]:
@@ -63,7 +67,7 @@ class Sender(ABC):
         """The first or the next of the trained weights, kept in each rank's GPU memory until the next call or
         `release_weights`. Every rank calls it until a part `ends`."""
         if begins:
-            self._sharing = pack(self.trained_weights(shared_once=True), self._dtype)
+            self._sharing = self._all_packed(shared_once=True)
         self._shared = []
         with self.memory_to_share():
             self._shared = list(islice(self._sharing, self._at_once))
@@ -71,7 +75,7 @@ class Sender(ABC):
         return SharedPart([share(bucket) for bucket in self._shared], ends)
 
     def release_weights(self) -> None:
-        """Frees the last part of `share_weights` after the engines have copied it, or what `send_weights` has sent."""
+        """Frees the last part of `share_weights` after the engines have copied it, or the last of `send_weights`."""
         self._shared = []
         self.release_memory()
 
@@ -87,49 +91,47 @@ class Sender(ABC):
         timeout = self._timeout / 2  # shorter than the caller's time limit
         self._channel = WeightChannel(self._channel_store, 0, size, self._device, timeout)
 
-    def pack_weights(self) -> Sequence[BucketLayout]:
-        """Packs the trained weights into buckets. Every rank calls it; rank 0 keeps the buckets and returns their
-        layouts, which are the same each time."""
-        deque(self._packing(), maxlen=0)
-        return [bucket.layout for bucket in self._packed]
+    def weight_layouts(self) -> Sequence[BucketLayout]:
+        """The layouts of the buckets to send, which are the same each time. Every rank calls it; rank 0 has them."""
+        return [bucket.layout for bucket in self._buckets()]
 
     def send_weights(self) -> None:
-        """Rank 0 only: broadcasts the packed buckets to all engines and starts to copy them to CPU.
-
-        An actor with one rank may skip `pack_weights`: it then sends each bucket while it packs the next.
-        """
-        assert self._channel is not None
-        packing = iter(self._packed) if self._packed else self._packing()
+        """Broadcasts the trained weights to all engines, each bucket while the next one is gathered and packed, and
+        copies them to CPU. Every rank calls it; rank 0 sends."""
+        packing = self._keeping()
         try:
-            self._channel.send(packing)
+            if self._place.rank == 0:
+                assert self._channel is not None
+                self._channel.send(packing)
         finally:
             deque(packing, maxlen=0)  # engines that the broadcast missed need all buckets later
-            self._keep_packed()
+
+    def keep_weights(self) -> None:
+        """Copies the trained weights to CPU as `send_weights` does, without a broadcast. Every rank calls it."""
+        deque(self._keeping(), maxlen=0)
 
     def publish_sent_weights(self) -> list[ObjectRef]:
         """Rank 0 only: puts the buckets of the last broadcast into the object store, whatever changed since."""
-        self._keep_packed()
-        kept = zip(self._kept_layouts, self._kept.take(), strict=True)
-        return [ray.put(StoredBucket(layout, data.numpy())) for layout, data in kept]
+        return [ray.put(StoredBucket(layout, copies.take()[0].numpy())) for layout, copies in self._kept]
 
-    def _packing(self) -> Iterator[Bucket]:
-        """The buckets to send, each of which is kept. Every rank must exhaust it."""
-        self._packed = []
-        for bucket in self._buckets():
-            self._packed.append(bucket)
+    def _keeping(self) -> Iterator[Bucket]:
+        """The buckets to send, each of which is copied to CPU. Every rank must exhaust it."""
+        before, self._kept = [copies for _, copies in self._kept], []
+        for place, bucket in enumerate(self._buckets()):
+            copies = before[place] if place < len(before) else HostCopies()
+            copies.start([bucket.data])
+            self._kept.append((bucket.layout, copies))
             yield bucket
 
     def _buckets(self) -> Iterator[Bucket]:
         """The trained weights in buckets on rank 0, nothing on other ranks. Every rank must exhaust it."""
         # Engines on GPUs load in place. Engines on CPU need a shared weight under both of its names.
-        weights = self.trained_weights(shared_once=self._device.type == "cuda")
+        shared_once = self._device.type == "cuda"
         if self._place.rank == 0:
-            yield from pack(weights, self._dtype)
+            yield from self._all_packed(shared_once)
         else:
-            deque(weights, maxlen=0)
+            deque(self.trained_weights(shared_once), maxlen=0)
 
-    def _keep_packed(self) -> None:
-        if self._packed:
-            self._kept.start([bucket.data for bucket in self._packed])
-            self._kept_layouts = [bucket.layout for bucket in self._packed]
-            self._packed = []
+    def _all_packed(self, shared_once: bool) -> Iterator[Bucket]:
+        yield from pack(self.trained_weights(shared_once), self._dtype)
+        yield from pack(self.fixed_weights(), None)

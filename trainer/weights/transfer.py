@@ -24,8 +24,9 @@ class WeightSender(Protocol):
     def publish_weights(self) -> tuple[list[ObjectRef], int]: ...
     def open_channel(self, size: int) -> int: ...
     def join_channel(self, size: int) -> None: ...
-    def pack_weights(self) -> Sequence[BucketLayout]: ...
+    def weight_layouts(self) -> Sequence[BucketLayout]: ...
     def send_weights(self) -> None: ...
+    def keep_weights(self) -> None: ...
     def publish_sent_weights(self) -> list[ObjectRef]: ...
 
 
@@ -115,8 +116,8 @@ class Broadcast:
     If an engine dies, those that the broadcast did not reach, and restarted engines, get the same weights through the
     object store from a CPU copy that the actor keeps. The next push forms a new process group.
 
-    With several actor ranks, all weights are gathered before the first is sent, because a rank that waits for an engine
-    would hold up the gathering. A single rank packs weights while it sends them, once the process group exists.
+    The first rank sends each bucket while all ranks gather the next one. An engine that is waited for holds up the
+    gathering, for at most half of the workers' timeout.
     """
 
     beside_sampling = False
@@ -130,8 +131,8 @@ class Broadcast:
         self.nbytes = 0
 
     def snapshot(self) -> None:
-        if len(self._actor) > 1 or not self._formed:
-            self._layouts = self._actor.call(WeightSender.pack_weights)[0]
+        if not self._layouts:
+            self._layouts = self._actor.call(WeightSender.weight_layouts)[0]
             self.nbytes = sum(layout.nbytes for layout in self._layouts)
         self._sent = False
 
@@ -152,8 +153,9 @@ class Broadcast:
         everyone = range(len(self._rollout))
         self._formed = self._formed or self._form()
         if not self._formed:
+            self._actor.call(WeightSender.keep_weights)
             return list(everyone)
-        sending = self._actor.start_one(0, WeightSender.send_weights)
+        sending = [self._actor.start_one(rank, WeightSender.send_weights) for rank in range(len(self._actor))]
         receive = task(WeightReceiver.receive_weights, self._layouts)
         failures = self._rollout.attempt(dict.fromkeys(everyone, receive))[1]
         self._formed = self._went_well(sending, failures)
@@ -170,12 +172,12 @@ class Broadcast:
         joins = {
             rank: task(WeightReceiver.join_channel, address, port, rank + 1, size) for rank in range(len(self._rollout))
         }
-        return self._went_well(joining, self._rollout.attempt(joins)[1])
+        return self._went_well([joining], self._rollout.attempt(joins)[1])
 
-    def _went_well(self, call: Call[None], failures: Mapping[int, WorkerError]) -> bool:
+    def _went_well(self, calls: Sequence[Call[None]], failures: Mapping[int, WorkerError]) -> bool:
         """Whether the actor's and the engines' calls succeeded. Logs a failure, because the fallback is slower."""
-        ((_, outcome),) = outcomes([call], self._actor.timeout)
-        failed = [*failures.values(), *([outcome] if isinstance(outcome, WorkerError) else [])]
+        ends = [outcome for _, outcome in outcomes(calls, self._actor.timeout)]
+        failed = [*failures.values(), *(outcome for outcome in ends if isinstance(outcome, WorkerError))]
         if failed:
             logger.warning(
                 "engines that the broadcast did not reach get the weights through Ray's object store: %s",

@@ -52,7 +52,8 @@ class Timed:
 class TimedActor(Timed, ActorWorker):
     def settle(self) -> None:
         """Waits until the sent weights are copied to CPU; training has time for that between two steps."""
-        self._kept.take()
+        for _, copies in self._kept:
+            copies.take()
 
     def link_within(self, kind: str, nbytes: int, repeats: int) -> float:
         """Median seconds in which every rank of the actor has this many bytes, after two warm-ups.
@@ -130,8 +131,8 @@ def _parts(
     """Seconds of each part of one sync; the engine receives while the actor sends."""
     actor.call(TimedActor.settle)
     begin = time.perf_counter()
-    sending = actor.start_one(0, Timed.timed, "send_weights")
+    sending = [actor.start_one(rank, Timed.timed, "send_weights") for rank in range(len(actor))]
     receiving = rollout.start_one(0, Timed.timed, "receive_weights", layouts)
-    (_, send), (_, receive) = actor.wait([sending, receiving])
+    (_, send), *_, (_, receive) = actor.wait([*sending, receiving])
     rest = time.perf_counter() - begin - max(send, receive)
     return {"pack_and_send": send, "receive_and_load": receive, "rest": rest}

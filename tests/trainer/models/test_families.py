@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -136,6 +137,24 @@ def test_an_export_holds_the_buffers_that_belong_to_the_model(rank: int, tmp_pat
     actor.engine = TrainingEngine(PolicyNetwork(model, 1.0), Execution(torch.device("cpu"), torch.float32))
     actor.export(tmp_path / "export")
     assert torch.equal(load_language_model(tmp_path / "export", torch.bfloat16).state_dict()[name], bias)
+
+
+@pytest.mark.parametrize(("engine", "joins"), [("vllm", False), ("transformers", True)])
+def test_engines_get_the_weights_and_buffers_under_names_that_they_know(
+    engine: str, joins: bool, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", "GLM 4.5")
+    config = Config.model_validate(
+        {"model": {"path": tmp_path / "model", "dtype": "bfloat16"}, "rollout": {"engine": engine}}
+    )
+    actor = ActorWorker(config, RankPlace(0, 1, "127.0.0.1", "cpu"))
+    model = load_language_model(tmp_path / "model")
+    in_files = load_file(tmp_path / "model" / "model.safetensors")
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()} if joins else in_files
+    actor.engine = TrainingEngine(PolicyNetwork(model, 1.0), Execution(torch.device("cpu"), torch.float32))
+    sent = dict(actor.trained_weights(shared_once=True)) | dict(actor.fixed_weights())
+    assert sent.keys() == expected.keys()
+    assert all(torch.equal(sent[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("load", [load_language_model, empty_language_model])

@@ -25,13 +25,13 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def test_a_model_in_its_files_equals_the_one_in_memory(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     directory = write_tiny_model(family, tmp_path)
     in_memory, in_files = (load_language_model(directory, dtype, in_files=where) for where in (False, True))
-    expected, found = parameters(in_memory), parameters(in_files)
-    assert found.keys() == expected.keys()
-    assert all(isinstance(weight, FileWeight) for weight in found.values())
+    expected, loaded = parameters(in_memory), parameters(in_files)
+    assert loaded.keys() == expected.keys()
+    assert all(isinstance(weight, FileWeight) for weight in loaded.values())
     for name, weight in expected.items():
-        assert found[name].dtype == weight.dtype
-        assert torch.equal(found[name].whole(), weight), name
-    assert len({*map(id, found.values())}) == len({*map(id, expected.values())})  # what is tied
+        assert loaded[name].dtype == weight.dtype
+        assert torch.equal(loaded[name].whole(), weight), name
+    assert len({*map(id, loaded.values())}) == len({*map(id, expected.values())})  # what is tied
     buffers = dict(in_files.named_buffers())
     for name, buffer in in_memory.named_buffers():
         assert torch.equal(buffers[name], buffer), name

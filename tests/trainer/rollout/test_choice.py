@@ -1,6 +1,7 @@
 """Which rollout engine a machine uses. What is installed is simulated: the image always has both packages."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from trainer.config.sections.rollout import RolloutConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.engine import check_engine, choose_engine, engine_rows
-from trainer.rollout.vllm.settings import graph_settings, weight_settings
+from trainer.rollout.vllm.settings import expert_settings, graph_settings, weight_settings
 
 
 @pytest.fixture
@@ -110,3 +111,22 @@ def test_choosing_an_engine_does_not_import_vllm() -> None:
 def test_steps_of_many_responses_have_cuda_graphs_too(device: str, rollout: dict[str, Any], most: int | None) -> None:
     settings = graph_settings(Config.model_validate({"rollout": rollout}), device)
     assert settings == ({} if most is None else {"max_cudagraph_capture_size": most})
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "rollout", "expected"),
+    [
+        ({"num_experts": 8}, "cuda", {}, {"moe_backend": "triton"}),
+        ({"text_config": {"n_routed_experts": 8}}, "cuda", {}, {"moe_backend": "triton"}),
+        ({"num_local_experts": 8}, "cpu", {}, {}),
+        ({"num_local_experts": 8}, "cuda", {"quantization": "fp8"}, {}),
+        ({"hidden_size": 8}, "cuda", {}, {}),
+    ],
+)
+def test_experts_keep_the_layout_of_the_files(
+    tmp_path: Path, model: dict[str, Any], device: str, rollout: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    sections = {"model": {"path": tmp_path}, "rollout": rollout, "algorithm": {"correction": "none"}}
+    config = Config.model_validate(sections)
+    assert expert_settings(config, device) == expected

@@ -42,9 +42,9 @@ def engine(network: nn.Module, sharding: ShardingConfig | None = None) -> Traini
 def different(network: nn.Module, expected: nn.Module) -> list[str]:
     """The names of what differs from an unsharded network, parameters under all of their names."""
     wanted = {**dict(expected.named_parameters(remove_duplicate=False)), **dict(expected.named_buffers())}
-    found = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
-    whole = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in found.items()}
-    missing = sorted(wanted.keys() ^ found.keys())
+    tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
+    whole = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    missing = sorted(wanted.keys() ^ tensors.keys())
     return missing + [name for name in whole if name in wanted and not torch.equal(whole[name], wanted[name])]
 
 
@@ -97,7 +97,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
             results["other files"] = str(error)
         gathered: list[Any] = [None] * world_size
         dist.all_gather_object(gathered, results)
-        results["other files"] = [found.get("other files") for found in gathered]
+        results["other files"] = [results_of_rank.get("other files") for results_of_rank in gathered]
     if rank == 0:
         torch.save(results, directory / f"loaded_{world_size}.pt")
     dist.barrier()

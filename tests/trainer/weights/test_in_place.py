@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainer.errors import WorkerError
+from trainer.errors import ConfigError, WorkerError
 from trainer.weights import in_place
 from trainer.weights.buckets import Bucket, pack
-from trainer.weights.in_place import InPlaceLoader, record
+from trainer.weights.in_place import InPlaceLoader, check_layout, derive_weights, record
+from trainer.weights.slices import in_slices, joined
 
 PROGRAM = Path(__file__).with_name("loader_program.py")
 
@@ -56,6 +59,20 @@ class Fused(nn.Module):
 class Transposing(Fused):
     def put(self, target: Tensor, weight: Tensor) -> None:
         target.copy_(weight.t().contiguous().t() if weight.dim() == 2 else weight)
+
+
+class Contiguous(Fused):
+    """Holds matrices transposed, as gpt_oss does, and makes them contiguous before it copies them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = nn.Parameter(torch.zeros(12, 12, dtype=torch.bfloat16), requires_grad=False)
+
+    def put(self, target: Tensor, weight: Tensor) -> None:
+        if weight.dim() == 1:
+            target.copy_(weight)
+        else:
+            self.qk.data[:, : weight.shape[0]].copy_(weight.t().contiguous())
 
 
 class Filling(Fused):
@@ -127,6 +144,18 @@ def test_a_loader_that_does_more_than_copy_is_called_every_time(
         assert model.holds(sent)
         assert model.calls == (seed + 1) * len(buckets)
     assert "the engine's own loader in every update" in caplog.text
+
+
+def test_a_transposed_copy_is_recorded() -> None:
+    model = Contiguous()
+    loader = InPlaceLoader(model)
+    for seed in range(3):
+        sent = {name: weight for name, weight in model.random(seed).items() if name != "k"}
+        sent["q"] = torch.randn(12, 12)
+        buckets = packed(sent)
+        loader.load(buckets)
+        assert torch.equal(model.qk, sent["q"].bfloat16().t())
+        assert model.calls == len(buckets)
 
 
 @pytest.mark.parametrize("width", [16, 12, 10], ids=["by long words", "by short words", "by short words in halves"])
@@ -269,12 +298,69 @@ def test_a_weight_is_summed_after_its_last_bucket(monkeypatch: pytest.MonkeyPatc
         assert happened == ["q comes", "bias comes", "bias", "k comes", "qk"]
 
 
+class Backend(Enum):
+    TRITON = "TRITON"
+    FLASHINFER_CUTLASS = "FlashInfer CUTLASS"
+
+
+def test_kernels_that_reorder_experts_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    check_layout(model)
+    model[1].quant_method = SimpleNamespace(unquantized_backend=Backend.TRITON)
+    check_layout(model)
+    model[1].quant_method = SimpleNamespace(unquantized_backend=Backend.FLASHINFER_CUTLASS)
+    with pytest.raises(ConfigError, match="experts of 1 with FlashInfer CUTLASS, which reorders") as caught:
+        check_layout(model)
+    assert "VLLM_USE_FLASHINFER_MOE_FP16" in caught.value.hint
+
+
+def test_weights_of_latent_attention_are_derived_again() -> None:
+    class Latent(nn.Linear):
+        W_UK_T = torch.zeros(2, 2)
+
+        def process_weights_after_loading(self, dtype: torch.dtype) -> None:
+            self.W_UK_T.copy_(self.weight.to(dtype).t())
+
+    model = nn.Sequential(nn.Linear(2, 2), Latent(2, 2))
+    derive_weights(model, torch.bfloat16)
+    assert torch.equal(model[1].W_UK_T, model[1].weight.bfloat16().t().float())
+
+
+def test_slices_of_experts_are_joined_again() -> None:
+    weights = [
+        ("a", torch.randn(3)),
+        ("experts", torch.randn(5, 4, 2)),
+        ("b", torch.randn(3, 3)),
+        ("more", torch.randn(2, 2, 2)),
+    ]
+    sliced = list(in_slices(weights, torch.bfloat16, most_bytes=40))
+    assert [name for name, _ in sliced] == ["a", "experts[0:2]", "experts[2:4]", "experts[4:5]", "b", "more"]
+    for (name, weight), (expected, whole) in zip(joined(iter(sliced)), weights, strict=True):
+        assert name == expected
+        assert torch.equal(weight, whole)
+
+
+def test_buckets_of_kept_types_end_where_the_type_changes() -> None:
+    weights = {"a": torch.randn(2), "b": torch.randn(2), "c": torch.arange(3)}
+    buckets = list(pack(weights.items(), None))
+    assert [bucket.layout.names for bucket in buckets] == [("a", "b"), ("c",)]
+    assert all(torch.equal(tensor, weights[name]) for bucket in buckets for name, tensor in bucket.tensors())
+
+
 def test_loaders_of_vllm_s_models_are_called_once(tmp_path: Path) -> None:
     """Runs in a separate process, because vLLM changes torch when it is imported."""
     program = [sys.executable, PROGRAM, tmp_path]
     environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
     lines = subprocess.run(program, env=environment, check=True, timeout=280, stdout=subprocess.PIPE, text=True).stdout
     reports = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
-    assert {row["family"] for row in reports} >= {"qwen2", "qwen3", "llama", "qwen3_moe"}
+    assert {row["family"] for row in reports} >= {
+        "qwen2",
+        "qwen3",
+        "llama",
+        "qwen3_moe",
+        "deepseek_v3",
+        "glm4_moe",
+        "gpt_oss",
+    }
     for row in reports:
         assert row["calls"] == [row["buckets"], 0, 0], row["family"]

@@ -129,17 +129,19 @@ class TransformersEngine:
             self._sent_sum += _sum(bucket)
             del sent, bucket  # frees memory for the next bucket
 
-    def _check_complete(self) -> dict[str, nn.Parameter]:
+    def _check_complete(self) -> dict[str, Tensor]:
         """The weights that the actor sends. Raises WorkerError if one did not arrive in this update."""
         weights = self._replaceable()
         check_complete(weights, {name for name, weight in weights.items() if id(weight) in self._arrived})
         return weights
 
-    def _replaceable(self) -> dict[str, nn.Parameter]:
+    def _replaceable(self) -> dict[str, Tensor]:
         """The weights that the actor sends, by the names it sends them under."""
         if self._with_adapters:
             return dict(adapter_parameters(self._model))
-        return dict(self._model.named_parameters(remove_duplicate=False))
+        stored = self._model.state_dict().keys()
+        buffers = {name: buffer for name, buffer in self._model.named_buffers() if name in stored}
+        return dict(self._model.named_parameters(remove_duplicate=False)) | buffers
 
     def take_drafts(self) -> Drafts:
         """See `RolloutEngine.take_drafts`."""
@@ -184,7 +186,7 @@ def _sum(bucket: Bucket) -> int:
 
 
 @torch.no_grad()
-def _copy(bucket: Bucket, weights: Mapping[str, nn.Parameter]) -> set[int]:
+def _copy(bucket: Bucket, weights: Mapping[str, Tensor]) -> set[int]:
     """Replaces an engine's weights with the bucket's and returns the ids of the replaced parameters.
 
     Ids, not names: a tied weight may arrive under only one of its names.

@@ -23,4 +23,5 @@ ROW = EngineRow(
     quantizes=True,
     speculates=True,
     records_routes=True,
+    loads_files=True,
 )

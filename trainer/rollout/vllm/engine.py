@@ -34,6 +34,7 @@ from trainer.rollout.vllm.settings import (
     device_settings,
     draft_settings,
     exact_settings,
+    expert_settings,
     graph_settings,
     weight_settings,
 )
@@ -100,6 +101,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 **weight_settings(config, device),
                 **device_settings(config, device),
+                **expert_settings(config, device),
                 **graph_settings(config, device),
                 **_team_settings(team),
                 **draft_settings(config.rollout.speculative_tokens, device),

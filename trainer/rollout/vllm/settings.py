@@ -30,6 +30,8 @@ CPU_KV_CACHE_GIB = 0.5
 # Largest batch with a CUDA graph: vLLM's default, and here. Without a graph, a step launches its kernels one by one.
 # vLLM supports at most 1,024, and larger batches were not faster.
 DEFAULT_GRAPHS, GRAPHS = 512, 1024
+# How models name the number of their experts.
+_NUMBERS_OF_EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
 # The adapter ranks that vLLM supports; a smaller adapter is padded with zeros.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -98,6 +100,19 @@ def device_settings(config: Config, device: str) -> dict[str, object]:
         # For a partial prompt vLLM rewinds the random generator, which CPU generators do not support.
         "enable_chunked_prefill": False,
     }
+
+
+def expert_settings(config: Config, device: str) -> dict[str, object]:
+    """Arguments that keep experts in the layout of the files, into which updates are copied: Triton's kernels, which
+    vLLM prefers on Hopper. Others reorder the weights after loading."""
+    if device == "cpu" or config.rollout.quantization is not None:
+        return {}
+    from trainer.models.files import read_json
+
+    model = read_json(config.model.directory / "config.json")
+    of_text = model.get("text_config")
+    fields = model.keys() | (of_text.keys() if isinstance(of_text, dict) else set())
+    return {"moe_backend": "triton"} if fields & _NUMBERS_OF_EXPERTS else {}
 
 
 def graph_size(responses: int) -> int:

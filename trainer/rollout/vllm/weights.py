@@ -8,7 +8,8 @@ from torch import Tensor
 from trainer.rollout.vllm.patches import activate_adapters, pack_experts
 from trainer.weights.arrival import checked
 from trainer.weights.buckets import SentBucket
-from trainer.weights.in_place import InPlaceLoader
+from trainer.weights.in_place import InPlaceLoader, check_layout, derive_weights
+from trainer.weights.slices import joined
 
 
 class WeightLoader:
@@ -31,7 +32,7 @@ class WeightLoader:
             checked(sent)
         self._in_place = None  # reloading may have replaced the weights that it refers to
         self.model_runner.reload_weights(
-            weights_iterator=(weight for sent in arrived for weight in sent.open().tensors())
+            weights_iterator=joined(weight for sent in arrived for weight in sent.open().tensors())
         )
         pack_experts(self.model_runner.get_model())
 
@@ -42,14 +43,19 @@ class WeightLoader:
     def copy_weights(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
         """Copies buckets in GPU memory straight into the model's weights, and compares checksums when an update `ends`.
 
-        Raises WorkerError if a weight differs from what was sent. Quantised weights differ by design, so that of them
-        only the buckets are checked; and they come at once, because vLLM quantises layer by layer as weights arrive.
+        Raises WorkerError if a weight differs from what was sent, ConfigError if kernels keep experts in another
+        layout. Quantised weights differ by design, so that of them only the buckets are checked; and they come at once,
+        because vLLM quantises layer by layer as weights arrive.
         """
         if self.vllm_config.model_config.quantization is not None:
-            self.model_runner.reload_weights(weights_iterator=_cloned(buckets))
+            self.model_runner.reload_weights(weights_iterator=joined(_cloned(buckets)))
             return
-        self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._is_sharded)
+        if self._in_place is None:
+            check_layout(self.model_runner.get_model())
+            self._in_place = InPlaceLoader(self.model_runner.get_model(), self._is_sharded)
         self._in_place.load(buckets, begins, ends)
+        if ends:
+            derive_weights(self.model_runner.get_model(), self.vllm_config.model_config.dtype)
 
     def replace_adapters(self, buckets: Iterable[SentBucket], scaling: float) -> None:
         """Replaces the adapters; `scaling` is alpha / rank. Raises WorkerError if they differ from what was sent."""
