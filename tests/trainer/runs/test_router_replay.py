@@ -13,7 +13,7 @@ from trainer.rollout.engine import EngineRow, check_engine
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def with_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_experts_model(tmp_path_factory.mktemp("experts") / "model")
 
 
@@ -25,11 +25,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_run_repeats_experts_over_several_optimizer_steps(
-    runs: Runs, model: Path, name: str, settings: list[str]
+    runs: Runs, with_experts: Path, name: str, settings: list[str]
 ) -> None:
     run = runs.start(
         f"replay-{name}",
-        f"model.path={model}",
+        f"model.path={with_experts}",
         "rollout.engine=transformers",
         "algorithm.advantage=grpo",
         "trainer.total_steps=2",
