@@ -149,8 +149,8 @@ def _places_in_line(batch: Batch, share_prompts: bool) -> tuple[Tensor, Tensor, 
     group = torch.tensor([number for number, group in enumerate(groups) for _ in group])
     leads = group.diff(prepend=torch.tensor([-1])) > 0
     begins = batch.prompt_lengths[order].where(~leads, 0)
-    own = batch.lengths[order] - begins
-    starts = own.cumsum(0) - own
+    lengths = batch.lengths[order] - begins
+    starts = lengths.cumsum(0) - lengths
     return order, begins, starts, starts[leads][group]
 
 
@@ -178,8 +178,8 @@ def _routes_of_line(routes: Routes, line: Tensor, lengths: Tensor, tokens: int) 
     for row, first, choices in routes.in_memory():
         if given is None:
             given = np.full((tokens, *choices.shape[1:]), np.iinfo(choices.dtype).max, choices.dtype)
-        own = line[row, first : min(int(lengths[row]), first + len(choices))].numpy()
-        given[own] = choices[: len(own)]
+        places = line[row, first : min(int(lengths[row]), first + len(choices))].numpy()
+        given[places] = choices[: len(places)]
     return None if given is None else torch.from_numpy(given)
 
 

@@ -219,8 +219,9 @@ class RouterRecord:
         loads = reduced(torch.stack(self._loads).sum(dim=0).cpu())
         losses = reduced(torch.stack(self._losses).sum(dim=0).double().cpu()) / max(1, self._responses)
         values = {"expert_load": imbalance(loads)[0], "expert_load_max": imbalance(loads)[1]}
-        weighted = zip(RouterLosses._fields, losses.tolist(), self._routers.coefficients, strict=True)
-        return values | {f"router_{name}_loss": loss for name, loss, coefficient in weighted if coefficient}
+        names = ("router_aux_loss", "router_z_loss")
+        weighted = zip(names, losses.tolist(), self._routers.coefficients, strict=True)
+        return values | {name: loss for name, loss, coefficient in weighted if coefficient}
 
 
 def imbalance(loads: Tensor) -> tuple[float, float]:

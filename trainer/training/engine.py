@@ -267,8 +267,8 @@ class TrainingEngine:
             add_gradients_of_heads(self.network.decoder.layers, self.peers)
         # Read once at the end: reading a number waits for all of the GPU's work before it.
         sums = reduced(torch.stack(list(totals.values())).cpu()) / self.ranks_per_data_group
-        found = dict(zip(totals, sums.tolist(), strict=True)) | record.metrics(reduced)
-        return found if count.tokens else {}
+        means = dict(zip(totals, sums.tolist(), strict=True)) | record.metrics(reduced)
+        return means if count.tokens else {}
 
     def _schedule_traffic(self, number: int, last: bool) -> None:
         """Sets what FSDP does after the backward pass of micro-batch `number`: reduce gradients, reshard weights.

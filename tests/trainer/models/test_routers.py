@@ -1,4 +1,4 @@
-"""The rules of families' routers, choices that take the place of their own, and the loads of experts."""
+"""The rules of families' routers, choices that take the place of their by_itself, and the loads of experts."""
 
 import copy
 from collections.abc import Callable
@@ -92,8 +92,8 @@ def test_the_own_choices_again_give_the_same_bits_and_others_do_not(case: str, s
     moved = changed(routes, lambda part: [Segment(part.first, (part.choices + 1) % experts)])
     others = recorded(policy, batch.with_(routes=moved), share_prompts)
     for row, parts in enumerate(moved.segments):
-        for part, found in zip(parts, others.segments[row], strict=True):
-            assert np.array_equal(part.choices, found.choices)
+        for part, others_found in zip(parts, others.segments[row], strict=True):
+            assert np.array_equal(part.choices, others_found.choices)
     other, _ = computed(policy, batch.with_(routes=moved), share_prompts)
     assert (other - log_probs).abs().max() > 1e-3
 
@@ -104,29 +104,29 @@ def test_choices_are_repeated_after_the_weights_have_changed() -> None:
     with torch.no_grad():
         for router, _ in routers_and_blocks(policy.decoder):
             router.weight.neg_()
-    own = recorded(policy, batch)
-    assert not np.array_equal(own.segments[0][1].choices, routes.segments[0][1].choices)
+    by_itself = recorded(policy, batch)
+    assert not np.array_equal(by_itself.segments[0][1].choices, routes.segments[0][1].choices)
     kept = recorded(policy, batch.with_(routes=routes))
     for row, parts in enumerate(routes.segments):
-        for part, found in zip(parts, kept.segments[row], strict=True):
-            assert np.array_equal(part.choices, found.choices)
+        for part, others_found in zip(parts, kept.segments[row], strict=True):
+            assert np.array_equal(part.choices, others_found.choices)
 
 
 def test_tokens_without_a_record_choose_by_themselves() -> None:
     policy, batch = network("qwen3_moe"), rows()
-    own = recorded(policy, batch)
-    moved = changed(own, lambda part: [Segment(part.first, (part.choices + 1) % 4)])
+    by_itself = recorded(policy, batch)
+    moved = changed(by_itself, lambda part: [Segment(part.first, (part.choices + 1) % 4)])
     # Of each row the tokens from the third on, and nothing of the first row.
     some = Routes([[], *([Segment(2, np.concatenate([p.choices for p in parts])[2:])] for parts in moved.segments[1:])])
-    found = recorded(policy, batch.with_(routes=some))
+    others_found = recorded(policy, batch.with_(routes=some))
 
     def first_layer(routes: Routes, row: int) -> np.ndarray:
         return np.concatenate([part.choices for part in routes.segments[row]])[:, 0]
 
-    assert np.array_equal(first_layer(found, 0), first_layer(own, 0))
+    assert np.array_equal(first_layer(others_found, 0), first_layer(by_itself, 0))
     for row in range(1, len(batch)):
-        assert np.array_equal(first_layer(found, row)[:2], first_layer(own, row)[:2])
-        assert np.array_equal(first_layer(found, row)[2:], first_layer(moved, row)[2:])
+        assert np.array_equal(first_layer(others_found, row)[:2], first_layer(by_itself, row)[:2])
+        assert np.array_equal(first_layer(others_found, row)[2:], first_layer(moved, row)[2:])
 
 
 def test_rows_that_share_a_prompt_share_its_record() -> None:

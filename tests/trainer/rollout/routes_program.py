@@ -66,7 +66,7 @@ def batch(asked: Sequence[SamplingRequest], responses: Sequence[Response]) -> Ba
 
 
 class OtherChoices(PolicyNetwork):
-    """A network whose routers choose the experts next to their own."""
+    """A network whose routers choose the experts next to their expected_ones."""
 
     def __init__(self, language_model: nn.Module) -> None:
         rule = Routers(language_model.get_decoder()).rule
@@ -88,15 +88,15 @@ def own_choices(network: PolicyNetwork, rows: Batch) -> Routes:
     return routes_of_rows(rows, False, network.routers.chosen().numpy())
 
 
-def agreement(recorded: Routes, own: Routes, counted: Callable[[int, Tensor], Tensor] | None = None) -> float:
+def agreement(recorded: Routes, expected_ones: Routes, counted: Callable[[int, Tensor], Tensor] | None = None) -> float:
     """The share of recorded tokens whose experts are the network's own in all layers, in any order; of the tokens that
     `counted(row, tokens)` marks."""
     same = total = 0
     for row, first, choices in recorded.in_memory():
-        expected = torch.cat([torch.from_numpy(part.choices) for part in own.segments[row]])
-        found = torch.from_numpy(choices).long().sort(dim=-1).values
-        wanted = expected[first : first + len(found)].sort(dim=-1).values
-        equal, tokens = (found == wanted).flatten(1).all(dim=1), first + torch.arange(len(found))
+        expected = torch.cat([torch.from_numpy(part.choices) for part in expected_ones.segments[row]])
+        recorded_ones = torch.from_numpy(choices).long().sort(dim=-1).values
+        wanted = expected[first : first + len(recorded_ones)].sort(dim=-1).values
+        equal, tokens = (recorded_ones == wanted).flatten(1).all(dim=1), first + torch.arange(len(recorded_ones))
         if counted is not None:
             equal = equal[counted(row, tokens)]
         same, total = same + int(equal.sum()), total + len(equal)
@@ -119,15 +119,15 @@ def in_parts(engine: Any, asked: Sequence[SamplingRequest], update: Sequence[Any
         new = {}
         if call == 0 and update:
             engine.replace_weights(update)
-        if all(found and found[-1].finished for found in parts.values()):
+        if all(recorded_ones and recorded_ones[-1].finished for recorded_ones in parts.values()):
             break
     return [
         Response(
-            tuple(token for part in found for token in part.token_ids),
-            tuple(value for part in found for value in part.log_probs or ()),
-            routes=[segment for part in found for segment in part.routes],
+            tuple(token for part in recorded_ones for token in part.token_ids),
+            tuple(value for part in recorded_ones for value in part.log_probs or ()),
+            routes=[segment for part in recorded_ones for segment in part.routes],
         )
-        for found in parts.values()
+        for recorded_ones in parts.values()
     ]
 
 
@@ -156,13 +156,13 @@ def main(directory: Path, name: str) -> None:
     rows = batch(asked, responses)
     assert rows.routes is not None
     network = PolicyNetwork(trained, TEMPERATURE)
-    own = own_choices(network, rows)
+    expected_ones = own_choices(network, rows)
     other = OtherChoices(weights(model, 3))
     results: dict[str, Any] = {
         "lengths": [(len(request.prompt), len(got.token_ids)) for request, got in zip(asked, responses, strict=True)],
         "segments": [described(response.routes) for response in responses],
         "unrecorded": rows.routes.unrecorded(rows.lengths.tolist()),
-        "agreement": agreement(rows.routes, own),
+        "agreement": agreement(rows.routes, expected_ones),
         "difference": difference(network, rows),
         "difference of other choices": difference(other, rows.with_(routes=None)),
         "difference of other choices, replayed": difference(other, rows),
@@ -177,13 +177,13 @@ def main(directory: Path, name: str) -> None:
         results["parts"] = [same_routes(*pair) for pair in zip(same, responses, strict=True)]
         updated = batch(asked, in_parts(engine, asked, of_later))
         assert updated.routes is not None
-        own = own_choices(PolicyNetwork(weights(model, 3), TEMPERATURE), updated)
+        expected_ones = own_choices(PolicyNetwork(weights(model, 3), TEMPERATURE), updated)
 
         def is_before(row: int, tokens: Tensor) -> Tensor:
             return tokens < len(asked[row].prompt) + BEFORE - 1
 
-        results["agreement before an update"] = agreement(updated.routes, own, is_before)
-        results["agreement after it"] = agreement(updated.routes, own, lambda *tokens: ~is_before(*tokens))
+        results["agreement before an update"] = agreement(updated.routes, expected_ones, is_before)
+        results["agreement after it"] = agreement(updated.routes, expected_ones, lambda *tokens: ~is_before(*tokens))
         first, again = engine.generate(asked[-1:]), engine.generate(asked[-1:])
         both = batch([asked[-1]] * 2, [*first, *again])
         assert both.routes is not None
@@ -194,16 +194,16 @@ def main(directory: Path, name: str) -> None:
     (directory / "results.json").write_text(json.dumps(results))
 
 
-def same_routes(one: Response, other: Response) -> bool:
+def same_routes(first: Response, other: Response) -> bool:
     """Whether the experts are the same where both have a record."""
-    found = []
-    for response in (one, other):
+    recorded_ones = []
+    for response in (first, other):
         table = torch.full((LONG + LENGTH, 2, 2), -1)
         for _, first, choices in Routes([response.routes]).in_memory():
             table[first : first + len(choices)] = torch.from_numpy(choices).long()
-        found.append(table)
-    both = (found[0] >= 0) & (found[1] >= 0)
-    return bool(both.any()) and torch.equal(found[0][both], found[1][both])
+        recorded_ones.append(table)
+    both = (recorded_ones[0] >= 0) & (recorded_ones[1] >= 0)
+    return bool(both.any()) and torch.equal(recorded_ones[0][both], recorded_ones[1][both])
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def moved(routes: Routes, experts: int) -> Routes:
     return Routes([[Segment(part.first, (part.choices + 1) % experts) for part in parts] for parts in routes.segments])
 
 
-def found(family: str, sharding: dict[str, int], limit: int, again: bool) -> dict[str, Any]:
+def results_of(family: str, sharding: dict[str, int], limit: int, again: bool) -> dict[str, Any]:
     """What is recorded, and metrics and gradients of a mini-batch with the own choices and with others, and of the
     losses that balance."""
     settings = ShardingConfig(**sharding)
@@ -55,21 +55,21 @@ def found(family: str, sharding: dict[str, int], limit: int, again: bool) -> dic
     groups, group = dist.get_world_size() // settings.ranks_per_data_group, dist.get_rank()
     shards = rows().shards(groups)
     index = shards[group // settings.ranks_per_data_group].rows
-    own, most = rows().rows(index), MicroBatchLimit(limit)
+    batch, most = rows().rows(index), MicroBatchLimit(limit)
     recorded: list[Routes] = []
-    log_probs = engine.forward(own, most, recorded)
+    log_probs = engine.forward(batch, most, recorded)
     segments = [[(part.first, torch.from_numpy(part.choices)) for part in parts] for parts in recorded[0].segments]
-    others = own.with_(routes=moved(recorded[0], engine.network.routers.experts))
+    others = batch.with_(routes=moved(recorded[0], engine.network.routers.experts))
     parts = {
         "rows": index,
         "log-probs": log_probs,
         "segments": segments,
         "log-probs of others": engine.forward(others, most),
-        "own": update(engine, own, most),
+        "own": update(engine, batch, most),
         "others": update(engine, others, most),
     }
     engine.network.routers.coefficients = LOSSES
-    parts["with losses"] = update(engine, own, most)
+    parts["with losses"] = update(engine, batch, most)
     parts["with losses of others"] = update(engine, others, most)
     return parts
 
@@ -85,7 +85,9 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
     torch.set_num_threads(1)
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     results = {
-        (family, name): found(family, *layout) for family in FAMILIES for name, layout in LAYOUTS[world_size].items()
+        (family, name): results_of(family, *layout)
+        for family in FAMILIES
+        for name, layout in LAYOUTS[world_size].items()
     }
     everything: list[Any] = [None] * world_size
     dist.all_gather_object(everything, results)

@@ -23,18 +23,18 @@ Found = dict[tuple[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Found]]:
-    """By number of ranks: what each rank found."""
+    """By number of ranks: what each rank results_of_layout."""
     directory = tmp_path_factory.mktemp("routers")
     program = [sys.executable, router_program.__file__, directory]
     subprocess.run(program, env={"PYTHONPATH": str(REPOSITORY)}, check=True, timeout=280)
     return {size: torch.load(directory / f"world_{size}.pt", weights_only=False) for size in LAYOUTS}
 
 
-def choices(found: dict[str, Any]) -> dict[int, Tensor]:
+def choices(results_of_layout: dict[str, Any]) -> dict[int, Tensor]:
     """The recorded experts of each row of the whole batch."""
     return {
         int(row): torch.cat([part for _, part in parts])
-        for row, parts in zip(found["rows"], found["segments"], strict=True)
+        for row, parts in zip(results_of_layout["rows"], results_of_layout["segments"], strict=True)
     }
 
 
@@ -57,10 +57,10 @@ def test_every_layout_records_what_one_rank_does(
 def test_gradients_and_metrics_do_not_depend_on_the_layout(
     results: dict[int, list[Found]], family: str, world_size: int, layout: str, update: str
 ) -> None:
-    whole, found = results[1][0][family, "whole"][update], results[world_size][0][family, layout][update]
-    assert found["metrics"] == pytest.approx(whole["metrics"], rel=1e-5)
+    whole, results_of_layout = results[1][0][family, "whole"][update], results[world_size][0][family, layout][update]
+    assert results_of_layout["metrics"] == pytest.approx(whole["metrics"], rel=1e-5)
     for name, gradient in whole["gradients"].items():
-        difference = float((found["gradients"][name] - gradient).norm()) / max(float(gradient.norm()), 1e-4)
+        difference = float((results_of_layout["gradients"][name] - gradient).norm()) / max(float(gradient.norm()), 1e-4)
         assert difference < 1e-5, f"{name}: {difference}"
 
 
@@ -69,9 +69,9 @@ def test_other_choices_and_losses_change_gradients(results: dict[int, list[Found
     whole = results[1][0][family, "whole"]
     name = next(name for name in whole["own"]["gradients"] if name.endswith(("gate.weight", "router.weight")))
     gradients = [whole[update]["gradients"][name] for update in UPDATES]
-    for one in range(4):
-        for other in range(one):
-            assert (gradients[one] - gradients[other]).norm() > 1e-3 * gradients[one].norm()
+    for first in range(4):
+        for other in range(first):
+            assert (gradients[first] - gradients[other]).norm() > 1e-3 * gradients[first].norm()
     assert (whole["log-probs of others"] - whole["log-probs"]).abs().max() > 1e-3
 
 

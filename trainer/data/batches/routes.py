@@ -69,8 +69,8 @@ class Routes:
         def loaded(part: Segment) -> Segment | None:
             if not isinstance(part.choices, Stored):
                 return part
-            found = choices[part.choices.reference]
-            return None if found is None else replace(part, choices=found)
+            arrived = choices[part.choices.reference]
+            return None if arrived is None else replace(part, choices=arrived)
 
         return Routes([[new for part in parts if (new := loaded(part)) is not None] for parts in self.segments])
 
