@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
@@ -39,7 +39,10 @@ ModelPath = Annotated[Path, AfterValidator(_absolute_unless_of_the_hub)]
 
 
 class Section(BaseModel):
-    """A group of settings: typed and immutable. Unknown names are an error."""
+    """A group of settings: typed and immutable. Unknown names are an error. `plain_value` names the setting that the
+    value stands for where the section itself is given one."""
+
+    plain_value: ClassVar[str | None] = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True)
 
