@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from trainer.rows import Parameter, Row
@@ -36,6 +37,14 @@ def is_hub_name(path: Path) -> bool:
 # Workers run in another directory, so settings hold absolute paths.
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 ModelPath = Annotated[Path, AfterValidator(_absolute_unless_of_the_hub)]
+
+
+def _read_values(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in given.items()}
+
+
+# The command line gives text, and code takes the text `false` for true.
+Arguments = Annotated[dict[str, Any], AfterValidator(_read_values)]
 
 
 class Section(BaseModel):

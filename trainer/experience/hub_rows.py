@@ -19,8 +19,8 @@ def with_hub_rows(config: Config) -> Config:
     """The settings with the rows of the hub's environment as training and held-out files.
 
     The files lie in `environments/` of `trainer.output_dir`, under the SHA-256 of their content: a resumed run finds
-    the rows that it knows, or is refused like any run whose data changed. Raises ConfigError if the environment cannot be
-    opened or has no rows, or if the settings name other files.
+    the rows that it knows, or is refused like any run whose data changed. Raises ConfigError if the environment cannot
+    be opened or has no rows, or if the settings name other files.
     """
     environment, data = config.rollout.environment, config.data
     if environment.hub is None:
@@ -32,7 +32,9 @@ def with_hub_rows(config: Config) -> Config:
         process.close()
     files = {f"{split}_files": [_written(config.trainer.output_dir, split, rows[split])] for split in SPLITS}
     for name, own in files.items():
-        others = [path for path in getattr(data, name) if path.name != own[0].name]  # a replay names the rows themselves
+        others = [
+            path for path in getattr(data, name) if path.name != own[0].name
+        ]  # a replay names the rows themselves
         if others or data.custom_cls.path is not None:
             other = f"data.{name}={others[0]}" if others else "data.custom_cls"
             raise ConfigError(

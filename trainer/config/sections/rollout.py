@@ -1,12 +1,12 @@
 """Settings of the engines that sample."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithms.truncation import Truncation
 from trainer.config.custom_code import CustomCode
-from trainer.config.section import AbsolutePath, Section
+from trainer.config.section import AbsolutePath, Arguments, Section
 from trainer.rows import module_names
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class EnvironmentConfig(CustomCode):
         None,
         description=f"HUB:NAME, an environment with its own data set, turns, tools and scores; hubs: {', '.join(HUBS)}",
     )
-    arguments: dict[str, Any] = Field({}, description="arguments of the hub's environment")
+    arguments: Arguments = Field({}, description="arguments of the hub's environment")
     python: str | None = Field(
         None, description="Python that the hub's packages are installed for; null: the trainer's own"
     )
@@ -231,8 +231,8 @@ class RolloutConfig(Section):
             raise ValueError("rollout.agent=program and rollout.program.command belong together: set both")
         if self.uses_endpoint and self.stop:
             raise ValueError(
-                "programs and environments of a hub do not support rollout.stop: a stop text may lie on both sides of a "
-                "segment"
+                "rollout.agent=program and environments of a hub do not support rollout.stop: a stop text may lie on "
+                "both sides of a segment"
             )
         if self.environment.given and self.agent != "auto":
             raise ValueError(f"rollout.environment answers all turns itself: leave out rollout.agent={self.agent}")

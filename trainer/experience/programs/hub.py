@@ -162,17 +162,18 @@ class HubProcess:
     def _read(self) -> None:
         """Takes what the process says until it ends, in a thread."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            if "played" in message:
-                self._cancelled.pop(message["played"], None)
-                self._playing.pop(message["played"]).end(_ended(message))
-                self._changed.set()
-            elif "tasks" in message:
-                self._answers.put(message["tasks"])
-            else:
-                self._refusal = message.get("refused")
-                self._opened.set()
+        with self._process.stdout as said:
+            for line in said:
+                message = json.loads(line)
+                if "played" in message:
+                    self._cancelled.pop(message["played"], None)
+                    self._playing.pop(message["played"]).end(_ended(message))
+                    self._changed.set()
+                elif "tasks" in message:
+                    self._answers.put(message["tasks"])
+                else:
+                    self._refusal = message.get("refused")
+                    self._opened.set()
         status = self._process.wait()
         if not self._opened.is_set():
             self._refusal = (f"its process ended with status {status}: {self._last_error()}", "repair the environment")
@@ -184,9 +185,8 @@ class HubProcess:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if line.strip():
-                self._errors.append(line.strip())
+        with self._process.stderr as errors:
+            self._errors.extend(line.strip() for line in errors if line.strip())
 
     def _last_error(self) -> str:
         return self._errors[-1][:300] if self._errors else "it wrote no error"

@@ -1,0 +1,202 @@
+"""Environments of verifiers and OpenEnv, unchanged, with the packages themselves in a Python of their own; a script
+plays the policy. SLIPWAY_HUB_PYTHON names that Python."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.experience.conversations.scripted_policy import pieces
+from tests.trainer.experience.programs.hub_environments import GAME, TOOLS, WORDS
+from tests.trainer.experience.programs.scripted_program import FakeEngines
+from trainer.compat.settings import load_config
+from trainer.config.tree import Config
+from trainer.data.dataset import Prompt
+from trainer.errors import ConfigError
+from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.hub_rows import with_hub_rows
+from trainer.experience.trajectory import Trajectory
+
+PYTHON = os.environ.get("SLIPWAY_HUB_PYTHON")
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="SLIPWAY_HUB_PYTHON names no Python with verifiers and openenv")
+
+
+@pytest.fixture(autouse=True)
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verifiers:words` in the working directory."""
+    (tmp_path / "words.py").write_text(WORDS)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Starts an OpenEnv server; its address."""
+    assert PYTHON is not None
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(program: str) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        (tmp_path / "server.py").write_text(program)
+        servers.append(subprocess.Popen([str(PYTHON), str(tmp_path / "server.py"), str(port)]))
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+            except OSError:
+                assert servers[-1].poll() is None
+                time.sleep(0.1)
+            else:
+                return f"http://127.0.0.1:{port}"
+        raise AssertionError("the server did not start within 120 s")
+
+    yield start
+    for server in servers:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def play(tokenizer: Any) -> Iterator[Callable[..., list[Trajectory]]]:
+    """Plays rows of an environment until all conversations have ended."""
+    opened: list[Conversations] = []
+
+    def start(hub: str, lines: dict[str, str], rows: Sequence[int] = (0,), **settings: Any) -> list[Trajectory]:
+        limit = settings.pop("limit", 400)
+        environment = {"hub": hub, "python": PYTHON, "arguments": settings.pop("arguments", {})}
+        rollout = {"environment": environment, "segment_length": 4, "environment_timeout": 30, **settings}
+        config = Config.model_validate(
+            {"rollout": rollout, "data": {"max_response_length": limit, "max_prompt_length": 60}}
+        )
+        conversations = Conversations(config, FakeEngines(tokenizer, lines), tokenizer)  # type: ignore[arg-type]
+        opened.append(conversations)
+        prompts = [Prompt(row, (1, 2, 3), "", hub, "", extra_info={"split": "train", "row": row}) for row in rows]
+        trajectories = conversations.begin(prompts, [100] * len(prompts), temperature=1.0)
+        conversations.finish(trajectories)
+        return trajectories
+
+    yield start
+    for conversations in opened:
+        conversations.close()
+
+
+def config_of(tmp_path: Path, *overrides: str) -> Config:
+    config, _ = load_config(
+        [], [f"trainer.output_dir={tmp_path / 'runs'}", f"rollout.environment.python={PYTHON}", *overrides]
+    )
+    return config
+
+
+def test_the_rubric_of_verifiers_scores_and_each_of_its_functions_is_a_metric(
+    tokenizer: Any, play: Callable[..., Any]
+) -> None:
+    right, wrong = play("verifiers:words", {"What is 0?": "0", "What is 1?": "2"}, rows=[0, 1])
+    assert pieces(tokenizer, right) == [("0<|end|>", True)]
+    assert tokenizer.decode(right.prompt) == "<|user|>What is 0?<|assistant|>"
+    assert (right.scored.value, right.scored.info["exact"], right.scored.info["words"]) == (1.0, 1.0, 1.0)
+    assert (wrong.scored.value, wrong.scored.cause) == (0.0, None)
+
+
+def test_turns_of_an_environment_continue_the_tokens_that_were_sampled(
+    tokenizer: Any, play: Callable[..., Any]
+) -> None:
+    (row,) = play("verifiers:words", {"What is 0?": "no", "sure?": "yes 0"}, arguments={"turns": 2})
+    assert pieces(tokenizer, row) == [
+        ("no<|end|>", True),
+        ("<|user|>sure?<|assistant|>", False),
+        ("yes 0<|end|>", True),
+    ]
+    assert (row.scored.value, row.turns) == (1.0, 2)
+
+
+def test_tools_of_verifiers_run(tokenizer: Any, play: Callable[..., Any]) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"first": 12, "second": 7}}</tool_call>'
+    (row,) = play("verifiers:words", {"What is 0?": call, "<|tool|>19": "0"}, arguments={"tools": True})
+    assert "<|tool|>19" in "".join(text for text, _ in pieces(tokenizer, row))
+    assert (row.scored.value, row.scored.failure) == (1.0, "")
+
+
+def test_a_conversation_that_the_limit_cuts_is_scored_as_it_is(tokenizer: Any, play: Callable[..., Any]) -> None:
+    (row,) = play("verifiers:words", {"What is 0?": "0 no no no no no no"}, limit=3)
+    assert (len(row.token_ids), row.truncated, row.done) == (3, True, True)
+    assert (row.scored.failure, row.scored.info["exact"]) == ("", 0.0)
+    (row,) = play("verifiers:words", {"What is 0?": "0"}, limit=6, arguments={"turns": 2})
+    assert (row.truncated, row.scored.value, row.turns) == (True, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({"raises": "lost"}, "lost"),
+        ({"dies": True}, "its process ended with status 3"),
+        ({"waits": 600}, "no request and no end within 5 s"),
+        ({"blocks": 600}, "no request and no end within 5 s"),
+    ],
+)
+def test_an_environment_that_fails_costs_its_conversation(
+    play: Callable[..., Any], behaviour: dict[str, Any], reason: str
+) -> None:
+    (row,) = play("verifiers:words", {"": "no"}, arguments={"turns": 2, **behaviour}, environment_timeout=5, retries=1)
+    assert reason in row.scored.failure
+    assert (row.scored.cause, row.retried, row.done) == ("environment_error", ("environment_error",), True)
+
+
+def test_a_row_of_the_data_set_is_a_row_of_the_run(tmp_path: Path) -> None:
+    config = with_hub_rows(
+        config_of(tmp_path, "rollout.environment=verifiers:words", "rollout.environment.arguments.rows=3")
+    )
+    (train,) = config.data.train_files
+    rows = [json.loads(line) for line in train.read_text().splitlines()]
+    assert len(rows) == 3
+    assert rows[2] == {
+        "data_source": "verifiers:words",
+        "prompt": [{"role": "user", "content": "What is 2?"}],
+        "reward_model": {"ground_truth": "2"},
+        "extra_info": {"split": "train", "row": 2},
+    }
+    assert with_hub_rows(config).data == config.data  # a resumed run finds the same files
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem", "hint"),
+    [
+        (["rollout.environment=verifiers:no_such"], "Could not import 'no_such'", "rollout.environment.arguments"),
+        (["rollout.environment=verifiers:words", "rollout.environment.arguments.data=false"], "no data set", "one"),
+        (["rollout.environment=verifiers:words", "rollout.environment.arguments.rows=0"], "no rows", "rows"),
+        (["rollout.environment=verifiers:words", "data.train_files=mine.parquet"], "has its own data set", "leave out"),
+        (["rollout.environment=openenv:http://127.0.0.1:9"], "no OpenEnv server answers", "start it first"),
+        (["rollout.environment=verifiers:words", "rollout.environment.python=no-such"], "no such program", "/opt/hub"),
+    ],
+)
+def test_an_environment_that_cannot_be_trained_on_is_refused_before_the_start(
+    tmp_path: Path, overrides: list[str], problem: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        with_hub_rows(config_of(tmp_path, *overrides))
+    assert problem in str(refused.value)
+    assert hint in refused.value.hint
+
+
+def test_a_text_game_of_openenv_is_played_to_its_end(
+    tokenizer: Any, play: Callable[..., Any], serve: Callable[[str], str]
+) -> None:
+    lines = {"What is 12?": "12", "What is 7?": "yes", "sure?": "yes", "What is 19?": "no", "": "no"}
+    good, fair, lost = play(f"openenv:{serve(GAME)}", lines, rows=[12, 7, 19])
+    assert pieces(tokenizer, good)[1:] == [("<|user|>sure?<|assistant|>", False), ("yes<|end|>", True)]
+    assert (good.scored.value, good.scored.info) == (0.75, {"steps": 2.0, "finished": 1.0})
+    assert (fair.scored.value, fair.scored.cause) == (0.5, None)
+    assert (lost.scored.cause, "lost" in lost.scored.failure) == ("environment_error", True)
+
+
+def test_tools_of_an_openenv_server_run(tokenizer: Any, play: Callable[..., Any], serve: Callable[[str], str]) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"first": 12, "second": 7}}</tool_call>'
+    (row,) = play(f"openenv:{serve(TOOLS)}", {"<|user|>{}": call, "": "yes"})
+    assert "19" in pieces(tokenizer, row)[1][0]
+    assert (row.scored.value, row.turns) == (1.0, 2)
