@@ -6,6 +6,7 @@ This module and those in `trainer/experience/hubs/` import nothing but the stand
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 from trainer.rows import Row
@@ -21,6 +22,18 @@ class UnusableEnvironmentError(Exception):
         self.hint = hint
 
 
+FULL = ("context_length_exceeded", "no_more_turns")
+"""Codes of the endpoint's refusals that end a conversation as it is."""
+
+
+@cache
+def _pool() -> Any:
+    """A client takes 0.1 s to make. A connection carries one request: the endpoint closes a conversation's own."""
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url="http://127.0.0.1", api_key="-", timeout=None, default_headers={"Connection": "close"})
+
+
 @dataclass(frozen=True)
 class Policy:
     """Where a conversation reaches the policy: the base URL, the key and the model of an OpenAI client."""
@@ -28,6 +41,10 @@ class Policy:
     url: str
     key: str
     model: str
+
+    def client(self) -> Any:
+        """An AsyncOpenAI, which is not to be closed: its pool is that of all conversations."""
+        return _pool().with_options(base_url=self.url, api_key=self.key)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ def with_hub_rows(config: Config) -> Config:
     finally:
         process.close()
     files = {f"{split}_files": [_written(config.trainer.output_dir, split, rows[split])] for split in SPLITS}
-    for name, own in files.items():
+    for name, (written,) in files.items():
         others = [
-            path for path in getattr(data, name) if path.name != own[0].name
+            path for path in getattr(data, name) if path.name != written.name
         ]  # a replay names the rows themselves
         if others or data.custom_cls.path is not None:
             other = f"data.{name}={others[0]}" if others else "data.custom_cls"

@@ -8,11 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.experience.hub import HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
+from trainer.experience.hub import FULL, HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
 
 _OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")  # titles of the actions of servers that offer tools
 _BESIDE = ("done", "reward", "metadata")  # fields of every observation
-_FULL = ("context_length_exceeded", "no_more_turns")  # refusals of the endpoint that end a conversation as it is
 _SECONDS = 30.0  # to answer about the schema
 Message = dict[str, Any]
 
@@ -49,14 +48,11 @@ class OpenEnvEnvironment:
         return [Task([{"role": "user", "content": f"episode {seed}"}]) for seed in self._seeds[split]]
 
     async def play(self, split: str, number: int, policy: Policy) -> Outcome:
-        from openai import AsyncOpenAI, BadRequestError
+        from openai import BadRequestError
         from openenv import GenericEnvClient
 
-        total, steps = 0.0, 0
-        async with (
-            GenericEnvClient(base_url=self._url) as server,
-            AsyncOpenAI(base_url=policy.url, api_key=policy.key, timeout=None) as client,
-        ):
+        total, steps, client = 0.0, 0, policy.client()
+        async with GenericEnvClient(base_url=self._url) as server:
             result = await server.reset(seed=self._seeds[split][number], **self._reset)
             tools = await _tools(server) if self._has_tools else []
             messages: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
@@ -67,7 +63,7 @@ class OpenEnvEnvironment:
                         model=policy.model, messages=messages, **({"tools": tools} if tools else {})
                     )
                 except BadRequestError as error:
-                    if error.code in _FULL:
+                    if error.code in FULL:
                         break
                     raise
                 message = reply.choices[0].message.model_dump(exclude_none=True)
@@ -161,4 +157,4 @@ def _open(name: str, **arguments: Any) -> HubEnvironment:
     return OpenEnvEnvironment(name, **arguments)
 
 
-ROW = HubRow(name="openenv", package="openenv", open=_open)
+ROW = HubRow(name="openenv", package="openenv>=0.10", open=_open)

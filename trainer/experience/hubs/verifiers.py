@@ -1,15 +1,15 @@
 """Environments of verifiers: `verifiers:NAME` is the module that `verifiers.load_environment` imports.
 
-Source: https://docs.primeintellect.ai/verifiers; releases before 0.4 have these environments and their rubrics.
+Source: https://docs.primeintellect.ai/verifiers; releases 0.2 and 0.3 have these environments and their rubrics.
 """
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.experience.hub import HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
+from trainer.experience.hub import FULL, HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
 
-_FULL = ("context_length_exceeded", "no_more_turns")  # refusals of the endpoint that end a conversation as it is
+_OLDEST, _TOO_NEW = (0, 2), (0, 4)
 
 
 class VerifiersEnvironment:
@@ -18,10 +18,10 @@ class VerifiersEnvironment:
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         import verifiers
 
-        if not hasattr(verifiers, "load_environment"):
+        if not _OLDEST <= tuple(map(int, verifiers.__version__.split(".")[:2])) < _TOO_NEW:
             raise UnusableEnvironmentError(
-                f"verifiers {verifiers.__version__} has no environments with rubrics",
-                "install a release before 0.4: pip install 'verifiers<0.4'",
+                f"verifiers {verifiers.__version__} has other environments than those with data set and rubric",
+                f"install {ROW.package}",
             )
         self._environment = verifiers.load_environment(name, **arguments)
         if getattr(self._environment, "requires_group_rollouts", False):
@@ -43,11 +43,7 @@ class VerifiersEnvironment:
         return [Task(row["prompt"], row.get("answer") or "") for row in self._rows[split]]
 
     async def play(self, split: str, number: int, policy: Policy) -> Outcome:
-        client = _client(policy)
-        try:
-            output = await self._environment.run_rollout(self._rows[split][number], client, policy.model, {})
-        finally:
-            await client.close()
+        output = await self._environment.run_rollout(self._rows[split][number], _client(policy), policy.model, {})
         if error := output.get("error"):
             raise RuntimeError(error["error_chain_str"] if isinstance(error, dict) else str(error))
         return Outcome(output["reward"], output.get("metrics") or {})
@@ -55,7 +51,7 @@ class VerifiersEnvironment:
 
 def _client(policy: Policy) -> Any:
     """verifiers' client of chat completions. Without room for a turn, the conversation ends and is scored."""
-    from openai import AsyncOpenAI, BadRequestError
+    from openai import BadRequestError
     from verifiers.clients import OpenAIChatCompletionsClient
     from verifiers.errors import OverlongPromptError
 
@@ -64,11 +60,11 @@ def _client(policy: Policy) -> Any:
             try:
                 return await super().get_native_response(*positional, **named)
             except BadRequestError as error:
-                if error.code in _FULL:
+                if error.code in FULL:
                     raise OverlongPromptError from error
                 raise
 
-    return PolicyClient(AsyncOpenAI(base_url=policy.url, api_key=policy.key, timeout=None))
+    return PolicyClient(policy.client())
 
 
 def _open(name: str, **arguments: Any) -> HubEnvironment:
@@ -76,4 +72,4 @@ def _open(name: str, **arguments: Any) -> HubEnvironment:
     return VerifiersEnvironment(name, arguments)
 
 
-ROW = HubRow(name="verifiers", package="verifiers<0.4", open=_open)
+ROW = HubRow(name="verifiers", package="verifiers>=0.2,<0.4", open=_open)

@@ -52,8 +52,8 @@ def _opened(row: HubRow, name: str, arguments: dict[str, Any], say: Say) -> HubE
                 {
                     "refused": [
                         f"{row.name} is not installed for {sys.executable}",
-                        f"pip install '{row.package}', in a Python of its own that rollout.environment.python names, "
-                        f"or buildkit build --with '{row.package}'",
+                        f"python -m venv HUB && HUB/bin/pip install '{row.package}', and "
+                        "rollout.environment.python=HUB/bin/python",
                     ]
                 }
             )

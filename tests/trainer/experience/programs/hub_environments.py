@@ -1,4 +1,19 @@
-"""Environments of hubs, as their users write them: a file of verifiers, and servers of OpenEnv."""
+"""Environments of hubs, as their users write them: files of verifiers, and servers of OpenEnv."""
+
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PYTHON = os.environ.get("SLIPWAY_HUB_PYTHON", "")
+needs_hubs = pytest.mark.skipif(not PYTHON, reason="SLIPWAY_HUB_PYTHON names no Python with verifiers and openenv")
+_START_SECONDS = 120.0
 
 WORDS = '''
 """Rows are questions about a number; the second turn asks again, where `turns` is 2."""
@@ -122,3 +137,75 @@ uvicorn.run(
     port=int(sys.argv[1]), log_level="warning",
 )
 '''
+
+DIGITS = '''
+"""The reward is the share of characters that are digits."""
+import verifiers as vf
+from datasets import Dataset
+
+def load_environment():
+    rows = [{"question": "What is %d + 1?" % number, "answer": ""} for number in range(16)]
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[digits]))
+
+def digits(completion, **_):
+    said = completion[-1]["content"]
+    return sum(map(str.isdigit, said)) / max(1, len(said))
+'''
+
+DIGITS_GAME = '''
+"""A text game of two turns: each earns the share of characters that are digits."""
+import sys
+import uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+class Say(Action):
+    text: str
+
+class Seen(Observation):
+    prompt: str
+
+class Game(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self.turns = 0
+        return Seen(prompt="What is %d + 1?" % (seed % 10))
+
+    def step(self, action, **_):
+        self.turns += 1
+        digits = sum(map(str.isdigit, action.text)) / max(1, len(action.text))
+        return Seen(prompt="And 1 more?", done=self.turns == 2, reward=digits / 2)
+
+    @property
+    def state(self):
+        return State(step_count=self.turns)
+
+uvicorn.run(create_fastapi_app(Game, Say, Seen, max_concurrent_envs=64), port=int(sys.argv[1]), log_level="warning")
+'''
+
+
+@contextmanager
+def serving_game(program: str, directory: Path) -> Iterator[str]:
+    """Runs the server of a game; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (directory / "server.py").write_text(program)
+    server = subprocess.Popen([PYTHON, str(directory / "server.py"), str(port)])
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(port):
+            assert server.poll() is None, "the server ended"
+            assert time.monotonic() < deadline, f"the server did not start within {_START_SECONDS:g} s"
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+    except OSError:
+        return False
+    return True

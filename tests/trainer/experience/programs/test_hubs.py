@@ -2,11 +2,7 @@
 plays the policy. SLIPWAY_HUB_PYTHON names that Python."""
 
 import json
-import os
-import socket
-import subprocess
-import time
-import urllib.request
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,14 @@ from typing import Any
 import pytest
 
 from tests.trainer.experience.conversations.scripted_policy import pieces
-from tests.trainer.experience.programs.hub_environments import GAME, TOOLS, WORDS
+from tests.trainer.experience.programs.hub_environments import (
+    GAME,
+    PYTHON,
+    TOOLS,
+    WORDS,
+    needs_hubs,
+    serving_game,
+)
 from tests.trainer.experience.programs.scripted_program import FakeEngines
 from trainer.compat.settings import load_config
 from trainer.config.tree import Config
@@ -24,8 +27,7 @@ from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.hub_rows import with_hub_rows
 from trainer.experience.trajectory import Trajectory
 
-PYTHON = os.environ.get("SLIPWAY_HUB_PYTHON")
-pytestmark = pytest.mark.skipif(PYTHON is None, reason="SLIPWAY_HUB_PYTHON names no Python with verifiers and openenv")
+pytestmark = needs_hubs
 
 
 @pytest.fixture(autouse=True)
@@ -33,34 +35,6 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`verifiers:words` in the working directory."""
     (tmp_path / "words.py").write_text(WORDS)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Starts an OpenEnv server; its address."""
-    assert PYTHON is not None
-    servers: list[subprocess.Popen[bytes]] = []
-
-    def start(program: str) -> str:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        (tmp_path / "server.py").write_text(program)
-        servers.append(subprocess.Popen([str(PYTHON), str(tmp_path / "server.py"), str(port)]))
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
-            except OSError:
-                assert servers[-1].poll() is None
-                time.sleep(0.1)
-            else:
-                return f"http://127.0.0.1:{port}"
-        raise AssertionError("the server did not start within 120 s")
-
-    yield start
-    for server in servers:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture
@@ -184,19 +158,26 @@ def test_an_environment_that_cannot_be_trained_on_is_refused_before_the_start(
     assert hint in refused.value.hint
 
 
-def test_a_text_game_of_openenv_is_played_to_its_end(
-    tokenizer: Any, play: Callable[..., Any], serve: Callable[[str], str]
-) -> None:
+def test_a_text_game_of_openenv_is_played_to_its_end(tokenizer: Any, play: Callable[..., Any], tmp_path: Path) -> None:
     lines = {"What is 12?": "12", "What is 7?": "yes", "sure?": "yes", "What is 19?": "no", "": "no"}
-    good, fair, lost = play(f"openenv:{serve(GAME)}", lines, rows=[12, 7, 19])
+    with serving_game(GAME, tmp_path) as address:
+        good, fair, lost = play(f"openenv:{address}", lines, rows=[12, 7, 19])
     assert pieces(tokenizer, good)[1:] == [("<|user|>sure?<|assistant|>", False), ("yes<|end|>", True)]
     assert (good.scored.value, good.scored.info) == (0.75, {"steps": 2.0, "finished": 1.0})
     assert (fair.scored.value, fair.scored.cause) == (0.5, None)
     assert (lost.scored.cause, "lost" in lost.scored.failure) == ("environment_error", True)
 
 
-def test_tools_of_an_openenv_server_run(tokenizer: Any, play: Callable[..., Any], serve: Callable[[str], str]) -> None:
+def test_tools_of_an_openenv_server_run(tokenizer: Any, play: Callable[..., Any], tmp_path: Path) -> None:
     call = '<tool_call>{"name": "add", "arguments": {"first": 12, "second": 7}}</tool_call>'
-    (row,) = play(f"openenv:{serve(TOOLS)}", {"<|user|>{}": call, "": "yes"})
+    with serving_game(TOOLS, tmp_path) as address:
+        (row,) = play(f"openenv:{address}", {"<|user|>{}": call, "": "yes"})
     assert "19" in pieces(tokenizer, row)[1][0]
     assert (row.scored.value, row.turns) == (1.0, 2)
+
+
+def test_a_python_without_the_package_is_told_how_to_install_it(tmp_path: Path) -> None:
+    overrides = ["rollout.environment=openenv:http://127.0.0.1:9", f"rollout.environment.python={sys.executable}"]
+    with pytest.raises(ConfigError, match="openenv is not installed for") as refused:
+        with_hub_rows(config_of(tmp_path, *overrides))
+    assert "HUB/bin/pip install 'openenv>=0.10'" in refused.value.hint
