@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-PYTHON = os.environ.get("SLIPWAY_HUB_PYTHON", "")
-needs_hubs = pytest.mark.skipif(not PYTHON, reason="SLIPWAY_HUB_PYTHON names no Python with verifiers and openenv")
+PYTHON = os.environ.get("HUB_PYTHON", "")
+needs_hubs = pytest.mark.skipif(not PYTHON, reason="HUB_PYTHON names no Python with verifiers and openenv")
 _START_SECONDS = 120.0
 
 WORDS = '''
@@ -182,6 +182,23 @@ class Game(Environment):
 
 uvicorn.run(create_fastapi_app(Game, Say, Seen, max_concurrent_envs=64), port=int(sys.argv[1]), log_level="warning")
 '''
+
+
+GUESS_HEAD = """
+import sys
+import uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+class Say(Action):
+    guess: str
+
+class Seen(Observation):
+    prompt: str
+
+"""
+SERVED = """
+uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
+"""
 
 
 @contextmanager

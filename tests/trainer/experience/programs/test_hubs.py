@@ -1,8 +1,9 @@
 """Environments of verifiers and OpenEnv, unchanged, with the packages themselves in a Python of their own; a script
-plays the policy. SLIPWAY_HUB_PYTHON names that Python."""
+plays the policy. HUB_PYTHON names that Python."""
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,23 @@ import pytest
 from tests.trainer.experience.conversations.scripted_policy import pieces
 from tests.trainer.experience.programs.hub_environments import (
     GAME,
+    GUESS_HEAD,
     PYTHON,
+    SERVED,
     TOOLS,
     WORDS,
     needs_hubs,
     serving_game,
 )
 from tests.trainer.experience.programs.scripted_program import FakeEngines
+from tests.trainer.whole_run import ROOT
 from trainer.compat.settings import load_config
+from trainer.config.custom_code import CustomCode
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
 from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.environment import Turn, environment_class
 from trainer.experience.hub_rows import with_hub_rows
 from trainer.experience.trajectory import Trajectory
 
@@ -181,3 +187,29 @@ def test_a_python_without_the_package_is_told_how_to_install_it(tmp_path: Path) 
     with pytest.raises(ConfigError, match="openenv is not installed for") as refused:
         with_hub_rows(config_of(tmp_path, *overrides))
     assert "HUB/bin/pip install 'openenv>=0.10'" in refused.value.hint
+
+
+def of_the_guide(start: str) -> str:
+    """The code block of the guide on agents that starts with this line."""
+    block = (ROOT / "docs" / "guides" / "agents.md").read_text().partition(f"    {start}")[2].partition("\n\n")[0]
+    return textwrap.dedent(f"    {start}{block}\n")
+
+
+def test_the_game_of_the_guide_is_the_same_three_times(play: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        f"from trainer.experience.environment import Observation\n{of_the_guide('class Guess:')}"
+    )
+    (tmp_path / "guess.py").write_text(
+        f"import verifiers as vf\nfrom datasets import Dataset\n{of_the_guide('class Guess(vf.MultiTurnEnv):')}"
+    )
+    own = environment_class(CustomCode(path=tmp_path / "own.py", name="Guess"))()
+    own.reset(Prompt(0, (1,), "0", "", ""), 0)
+    assert [own.step(Turn(text, ())).score for text in ("7", "0")] == [0.0, 1.0]
+    (row,) = play("verifiers:guess", {"My number?": "7", "Again?": "0"})
+    assert (row.scored.value, row.turns) == (1.0, 2)
+    (row,) = play("verifiers:guess", {"My number?": "7", "Again?": "7"}, max_turns=3)
+    assert (row.scored.value, row.turns, row.scored.cause) == (0.0, 3, None)
+    game = of_the_guide("class Guess(Environment):")
+    with serving_game(f"{GUESS_HEAD}{game}{SERVED}", tmp_path) as address:
+        (row,) = play(f"openenv:{address}", {"My number?": "7", "Again?": "0"})
+    assert (row.scored.value, row.turns) == (1.0, 2)
