@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+NEMO_GYM_PYTHON = os.environ.get("NEMO_GYM_PYTHON", "")  # NeMo-Gym needs Python 3.12, its hub does not
 PYTHON = os.environ.get("HUB_PYTHON", "")
 needs_hubs = pytest.mark.skipif(not PYTHON, reason="HUB_PYTHON names no Python with verifiers and openenv")
 _START_SECONDS = 120.0
@@ -201,13 +202,61 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
 """
 
 
+NEMO_GYM = '''
+"""A resources server with a tool that adds; the reward is 1 if the tool was called and the last turn has the answer."""
+import sys
+import uvicorn
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer,
+)
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.server_utils import ServerClient
+from omegaconf import OmegaConf
+from pydantic import BaseModel
+
+class Sum(BaseModel):
+    first: int
+    second: int
+
+class Request(BaseVerifyRequest):
+    expected_answer: str
+
+class Verified(BaseVerifyResponse):
+    calls: int
+
+class Adds(SimpleResourcesServer):
+    config: BaseResourcesServerConfig
+
+    def setup_webserver(self):
+        app = super().setup_webserver()
+        app.post("/add")(self.add)
+        return app
+
+    async def add(self, body: Sum) -> int:
+        return body.first + body.second
+
+    async def verify(self, body: Request) -> Verified:
+        calls = sum(item.type == "function_call" for item in body.response.output)
+        right = calls > 0 and body.expected_answer in body.response.output_text
+        return Verified(**body.model_dump(), reward=float(right), calls=calls)
+
+port = int(sys.argv[1])
+config = BaseResourcesServerConfig(name="adds", host="127.0.0.1", port=port, entrypoint="app.py")
+head = BaseServerConfig(host="127.0.0.1", port=11000)
+client = ServerClient(head_server_config=head, global_config_dict=OmegaConf.create({}))
+app = Adds(config=config, server_client=client).setup_webserver()
+app.get("/health")(lambda: {})
+uvicorn.run(app, port=port, log_level="warning")
+'''
+
+
 @contextmanager
-def serving_game(program: str, directory: Path) -> Iterator[str]:
+def serving_game(program: str, directory: Path, python: str = PYTHON) -> Iterator[str]:
     """Runs the server of a game; its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (directory / "server.py").write_text(program)
-    server = subprocess.Popen([PYTHON, str(directory / "server.py"), str(port)])
+    server = subprocess.Popen([python, str(directory / "server.py"), str(port)])
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(port):

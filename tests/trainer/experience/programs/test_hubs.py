@@ -14,6 +14,8 @@ from tests.trainer.experience.conversations.scripted_policy import pieces
 from tests.trainer.experience.programs.hub_environments import (
     GAME,
     GUESS_HEAD,
+    NEMO_GYM,
+    NEMO_GYM_PYTHON,
     PYTHON,
     SERVED,
     TOOLS,
@@ -33,8 +35,6 @@ from trainer.experience.environment import Turn, environment_class
 from trainer.experience.hub_rows import with_hub_rows
 from trainer.experience.trajectory import Trajectory
 
-pytestmark = needs_hubs
-
 
 @pytest.fixture(autouse=True)
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def play(tokenizer: Any) -> Iterator[Callable[..., list[Trajectory]]]:
 
     def start(hub: str, lines: dict[str, str], rows: Sequence[int] = (0,), **settings: Any) -> list[Trajectory]:
         limit = settings.pop("limit", 400)
-        environment = {"hub": hub, "python": PYTHON, "arguments": settings.pop("arguments", {})}
+        environment = {"hub": hub, "python": settings.pop("python", PYTHON), "arguments": settings.pop("arguments", {})}
         rollout = {"environment": environment, "segment_length": 4, "environment_timeout": 30, **settings}
         config = Config.model_validate(
             {"rollout": rollout, "data": {"max_response_length": limit, "max_prompt_length": 60}}
@@ -69,11 +69,17 @@ def play(tokenizer: Any) -> Iterator[Callable[..., list[Trajectory]]]:
 
 def config_of(tmp_path: Path, *overrides: str) -> Config:
     config, _ = load_config(
-        [], [f"trainer.output_dir={tmp_path / 'runs'}", f"rollout.environment.python={PYTHON}", *overrides]
+        [],
+        [
+            f"trainer.output_dir={tmp_path / 'runs'}",
+            f"rollout.environment.python={PYTHON or sys.executable}",
+            *overrides,
+        ],
     )
     return config
 
 
+@needs_hubs
 def test_the_rubric_of_verifiers_scores_and_each_of_its_functions_is_a_metric(
     tokenizer: Any, play: Callable[..., Any]
 ) -> None:
@@ -84,6 +90,7 @@ def test_the_rubric_of_verifiers_scores_and_each_of_its_functions_is_a_metric(
     assert (wrong.scored.value, wrong.scored.cause) == (0.0, None)
 
 
+@needs_hubs
 def test_turns_of_an_environment_continue_the_tokens_that_were_sampled(
     tokenizer: Any, play: Callable[..., Any]
 ) -> None:
@@ -96,6 +103,7 @@ def test_turns_of_an_environment_continue_the_tokens_that_were_sampled(
     assert (row.scored.value, row.turns) == (1.0, 2)
 
 
+@needs_hubs
 def test_tools_of_verifiers_run(tokenizer: Any, play: Callable[..., Any]) -> None:
     call = '<tool_call>{"name": "add", "arguments": {"first": 12, "second": 7}}</tool_call>'
     (row,) = play("verifiers:words", {"What is 0?": call, "<|tool|>19": "0"}, arguments={"tools": True})
@@ -103,6 +111,7 @@ def test_tools_of_verifiers_run(tokenizer: Any, play: Callable[..., Any]) -> Non
     assert (row.scored.value, row.scored.failure) == (1.0, "")
 
 
+@needs_hubs
 def test_a_conversation_that_the_limit_cuts_is_scored_as_it_is(tokenizer: Any, play: Callable[..., Any]) -> None:
     (row,) = play("verifiers:words", {"What is 0?": "0 no no no no no no"}, limit=3)
     assert (len(row.token_ids), row.truncated, row.done) == (3, True, True)
@@ -111,6 +120,7 @@ def test_a_conversation_that_the_limit_cuts_is_scored_as_it_is(tokenizer: Any, p
     assert (row.truncated, row.scored.value, row.turns) == (True, 1.0, 1)
 
 
+@needs_hubs
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
@@ -128,6 +138,7 @@ def test_an_environment_that_fails_costs_its_conversation(
     assert (row.scored.cause, row.retried, row.done) == ("environment_error", ("environment_error",), True)
 
 
+@needs_hubs
 def test_a_row_of_the_data_set_is_a_row_of_the_run(tmp_path: Path) -> None:
     config = with_hub_rows(
         config_of(tmp_path, "rollout.environment=verifiers:words", "rollout.environment.arguments.rows=3")
@@ -144,6 +155,7 @@ def test_a_row_of_the_data_set_is_a_row_of_the_run(tmp_path: Path) -> None:
     assert with_hub_rows(config).data == config.data  # a resumed run finds the same files
 
 
+@needs_hubs
 @pytest.mark.parametrize(
     ("overrides", "problem", "hint"),
     [
@@ -164,6 +176,7 @@ def test_an_environment_that_cannot_be_trained_on_is_refused_before_the_start(
     assert hint in refused.value.hint
 
 
+@needs_hubs
 def test_a_text_game_of_openenv_is_played_to_its_end(tokenizer: Any, play: Callable[..., Any], tmp_path: Path) -> None:
     lines = {"What is 12?": "12", "What is 7?": "yes", "sure?": "yes", "What is 19?": "no", "": "no"}
     with serving_game(GAME, tmp_path) as address:
@@ -174,6 +187,7 @@ def test_a_text_game_of_openenv_is_played_to_its_end(tokenizer: Any, play: Calla
     assert (lost.scored.cause, "lost" in lost.scored.failure) == ("environment_error", True)
 
 
+@needs_hubs
 def test_tools_of_an_openenv_server_run(tokenizer: Any, play: Callable[..., Any], tmp_path: Path) -> None:
     call = '<tool_call>{"name": "add", "arguments": {"first": 12, "second": 7}}</tool_call>'
     with serving_game(TOOLS, tmp_path) as address:
@@ -195,6 +209,7 @@ def of_the_guide(start: str) -> str:
     return textwrap.dedent(f"    {start}{block}\n")
 
 
+@needs_hubs
 def test_the_game_of_the_guide_is_the_same_three_times(play: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         f"from trainer.experience.environment import Observation\n{of_the_guide('class Guess:')}"
@@ -213,3 +228,23 @@ def test_the_game_of_the_guide_is_the_same_three_times(play: Callable[..., Any],
     with serving_game(f"{GUESS_HEAD}{game}{SERVED}", tmp_path) as address:
         (row,) = play(f"openenv:{address}", {"My number?": "7", "Again?": "0"})
     assert (row.scored.value, row.turns) == (1.0, 2)
+
+
+@pytest.mark.skipif(not NEMO_GYM_PYTHON, reason="NEMO_GYM_PYTHON names no Python with nemo-gym")
+def test_a_resources_server_of_nemo_gym_runs_tools_and_verifies(
+    tokenizer: Any, play: Callable[..., Any], tmp_path: Path
+) -> None:
+    parameters = {"type": "object", "properties": {"first": {"type": "integer"}, "second": {"type": "integer"}}}
+    tool = {"type": "function", "name": "add", "description": "", "strict": True, "parameters": parameters}
+    asked = {"input": [{"role": "user", "content": "What is 12 + 7?"}], "tools": [tool]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"responses_create_params": asked, "expected_answer": "19"}))
+    call = '<tool_call>{"name": "add", "arguments": {"first": 12, "second": 7}}</tool_call>'
+    with serving_game(NEMO_GYM, tmp_path, NEMO_GYM_PYTHON) as address:
+        (row,) = play(
+            f"nemo_gym:{address}",
+            {"What is 12 + 7?": call, "<|tool|>19": "#### 19"},
+            arguments={"train": "rows.jsonl", "validation": "rows.jsonl"},
+            python=None,
+        )
+    assert "<|tool|>19" in "".join(text for text, _ in pieces(tokenizer, row))
+    assert (row.scored.value, row.scored.info, row.scored.failure) == (1.0, {"calls": 1.0}, "")
