@@ -217,9 +217,9 @@ def test_the_game_of_the_guide_is_the_same_three_times(play: Callable[..., Any],
     (tmp_path / "guess.py").write_text(
         f"import verifiers as vf\nfrom datasets import Dataset\n{of_the_guide('class Guess(vf.MultiTurnEnv):')}"
     )
-    own = environment_class(CustomCode(path=tmp_path / "own.py", name="Guess"))()
-    own.reset(Prompt(0, (1,), "0", "", ""), 0)
-    assert [own.step(Turn(text, ())).score for text in ("7", "0")] == [0.0, 1.0]
+    environment = environment_class(CustomCode(path=tmp_path / "own.py", name="Guess"))()
+    environment.reset(Prompt(0, (1,), "0", "", ""), 0)
+    assert [environment.step(Turn(text, ())).score for text in ("7", "0")] == [0.0, 1.0]
     (row,) = play("verifiers:guess", {"My number?": "7", "Again?": "0"})
     assert (row.scored.value, row.turns) == (1.0, 2)
     (row,) = play("verifiers:guess", {"My number?": "7", "Again?": "7"}, max_turns=3)
