@@ -33,6 +33,16 @@ class Acme(Environment):
             variables=reader.used,
         )
 """
+HUB = """
+from trainer.experience.hub import HubRow, UnusableEnvironmentError
+
+
+def closed(name, **arguments):
+    raise UnusableEnvironmentError(f"{name} is closed", "open it")
+
+
+ROW = HubRow(name="arena", package="arena", open=closed)
+"""
 RECORD = """
 source = "https://example.org/acme"
 [[case]]
@@ -224,6 +234,15 @@ def test_a_rollout_engine_and_a_training_backend_are_one_file_each(project: Proj
     shown = json.loads(project.settings("rollout.engine=sglang", "actor.backend=titan"))
     assert (shown["rollout"]["engine"], shown["actor"]["backend"]) == ("sglang", "titan")
     assert project.touched() == {"trainer/rollout/backends/sglang.py", "trainer/models/backends/titan.py"}
+
+
+def test_a_hub_of_environments_is_one_file(project: Project) -> None:
+    project.write("trainer/experience/hubs/arena.py", HUB)
+    shown = json.loads(project.settings("rollout.environment=arena:chess"))
+    assert shown["rollout"]["environment"]["hub"] == "arena:chess"
+    answer = project.output("-m", "trainer.experience.programs.hub_process", "arena", "chess", "{}")
+    assert json.loads(answer) == {"refused": ["chess is closed", "open it"]}
+    assert project.touched() == {"trainer/experience/hubs/arena.py"}
 
 
 def test_an_image_variant_is_one_table(project: Project) -> None:

@@ -98,7 +98,7 @@ def given_settings(
     mappings = [setting.key for setting in settings(model) if setting.is_mapping]
     given: dict[str, Any] = {}
     for file in files:
-        _add(given, read_settings(file, mappings, others.bases))
+        _add(given, _leaves(read_settings(file, mappings, others.bases), model))
     for argument in arguments:
         if argument.startswith("~"):
             remove(argument[1:].partition("=")[0], given)
@@ -107,9 +107,24 @@ def given_settings(
             parent = next((mapping for mapping in mappings if key.startswith(f"{mapping}.")), None)
             if parent is not None:
                 key, value = parent, {**given.get(parent, {}), key.removeprefix(f"{parent}."): value}
-            _add(given, flattened(key, value, known))
+            _add(given, _leaves(flattened(key, value, known), model))
     everything = ChainMap(given, dict(others.defaults), defaults)
     return {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
+
+
+def _leaves(source: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """The values by setting: a section's own value goes to the setting that it stands for."""
+    plain = dict(_plain_values(model))
+    return {plain.get(key, key): value for key, value in source.items()}
+
+
+def _plain_values(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        section = _section(field)
+        if section is not None:
+            if leaf := getattr(section, "plain_value", None):
+                yield prefix + name, f"{prefix}{name}.{leaf}"
+            yield from _plain_values(section, f"{prefix}{name}.")
 
 
 def _add(given: dict[str, Any], source: Mapping[str, Any]) -> None:

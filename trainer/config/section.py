@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
+import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from trainer.rows import Parameter, Row
@@ -38,8 +39,19 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 ModelPath = Annotated[Path, AfterValidator(_absolute_unless_of_the_hub)]
 
 
+def _read_values(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in given.items()}
+
+
+# The command line gives text, and code takes the text `false` for true.
+Arguments = Annotated[dict[str, Any], AfterValidator(_read_values)]
+
+
 class Section(BaseModel):
-    """A group of settings: typed and immutable. Unknown names are an error."""
+    """A group of settings: typed and immutable. Unknown names are an error. `plain_value` names the setting that the
+    value stands for where the section itself is given one."""
+
+    plain_value: ClassVar[str | None] = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True)
 

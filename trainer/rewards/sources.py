@@ -45,7 +45,7 @@ def check_sources(config: Config, counts: Counts) -> list[str]:
 
 def may_score_itself(config: Config) -> bool:
     """Whether an environment or a program may score conversations."""
-    return config.rollout.environment.path is not None or config.rollout.agent == "program"
+    return config.rollout.environment.given or config.rollout.uses_endpoint
 
 
 def has_scorer(reward: RewardConfig, source: str) -> bool:

@@ -17,6 +17,7 @@ from trainer.data.batches.batch import Batch
 from trainer.errors import ConfigError
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Collector, Experience, Scores
+from trainer.experience.hub_rows import with_hub_rows
 from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
 from trainer.experience.sampled_ahead import FILE, resumable_steps, write_steps
@@ -48,7 +49,7 @@ def train(config: Config, repeat: Repeat | None = None) -> Path:
     """Runs PPO; the run's directory. See `trainer.runs.loop.run`."""
 
     def prepare() -> RunKind[PpoStep]:
-        local = with_local_models(config)
+        local = with_hub_rows(with_local_models(config))
         check_models(local)
         check_weights(local)
         for line in code_lines(local):

@@ -1,12 +1,11 @@
 """Settings of prompts and responses."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from trainer.config.custom_code import CustomCode
-from trainer.config.section import AbsolutePath, Section
+from trainer.config.section import AbsolutePath, Arguments, Section
 
 
 class DataConfig(Section):
@@ -34,7 +33,7 @@ class DataConfig(Section):
     chat_template: str | None = Field(
         None, description="chat template in place of the model's: Jinja text, or a file that holds it"
     )
-    chat_template_kwargs: dict[str, Any] = Field(
+    chat_template_kwargs: Arguments = Field(
         {}, description="arguments for the chat template, like {enable_thinking: false}"
     )
     system_prompt: str | None = Field(None, description="system message for prompts that start without one")
@@ -60,12 +59,6 @@ class DataConfig(Section):
         """Whole batches in so many epochs, at least one."""
         size = self.train_batch_size
         return max(1, epochs * (rows // size) if self.drop_last else epochs * rows // size)
-
-    @field_validator("chat_template_kwargs", mode="after")
-    @classmethod
-    def _kwargs_are_yaml(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """The command line gives text, and a template takes the text `false` for true."""
-        return {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in given.items()}
 
     @model_validator(mode="after")
     def _your_own_class_chooses_its_rows(self) -> Self:

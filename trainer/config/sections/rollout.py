@@ -1,12 +1,12 @@
 """Settings of the engines that sample."""
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithms.truncation import Truncation
 from trainer.config.custom_code import CustomCode
-from trainer.config.section import AbsolutePath, Section
+from trainer.config.section import AbsolutePath, Arguments, Section
 from trainer.rows import module_names
 
 if TYPE_CHECKING:
@@ -40,6 +40,42 @@ class ProgramConfig(Section):
     environment: dict[str, str] = Field({}, description="further variables of its otherwise clean environment")
 
 
+HUBS = module_names("experience/hubs")
+
+
+class EnvironmentConfig(CustomCode):
+    """What answers the policy's turns: a class of the user, or an environment of a hub."""
+
+    plain_value: ClassVar[str] = "hub"
+
+    hub: str | None = Field(
+        None,
+        description=f"HUB:NAME, an environment with its own data set, turns, tools and scores; hubs: {', '.join(HUBS)}",
+    )
+    arguments: Arguments = Field({}, description="arguments of the hub's environment")
+    python: str | None = Field(
+        None, description="Python that the hub's packages are installed for; null: the trainer's own"
+    )
+
+    @property
+    def given(self) -> bool:
+        """Whether an environment answers the policy."""
+        return self.path is not None or self.hub is not None
+
+    @model_validator(mode="after")
+    def _a_class_or_a_hub(self) -> Self:
+        if self.hub is None:
+            if self.arguments or self.python is not None:
+                raise ValueError("arguments and python belong to an environment of a hub: set hub, or leave them out")
+            return self
+        hub, _, name = self.hub.partition(":")
+        if hub not in HUBS or not name:
+            raise ValueError(f"{self.hub} is not HUB:NAME; hubs: {', '.join(HUBS)}")
+        if self.path is not None:
+            raise ValueError(f"path={self.path} and hub={self.hub} both answer the policy: leave out one of them")
+        return self
+
+
 class RolloutConfig(Section):
     engine: EngineName = Field(
         "auto", description="engine that samples; auto: vLLM if installed, else Transformers, which is slower"
@@ -69,8 +105,9 @@ class RolloutConfig(Section):
         "data.max_response_length on, responses finish under the weights that they began with. "
         "Environments, tools and programs: tokens until answered conversations continue",
     )
-    environment: CustomCode = Field(
-        CustomCode(), description="class that answers the policy's turns; see trainer/experience/environment.py"
+    environment: EnvironmentConfig = Field(
+        EnvironmentConfig(),
+        description="class that answers the policy's turns, see trainer/experience/environment.py; or HUB:NAME",
     )
     agent: Literal["auto", "single_turn", "tools", "program"] = Field(
         "auto",
@@ -192,11 +229,12 @@ class RolloutConfig(Section):
     def _one_answers(self) -> Self:
         if (self.agent == "program") != bool(self.program.command):
             raise ValueError("rollout.agent=program and rollout.program.command belong together: set both")
-        if self.agent == "program" and self.stop:
+        if self.uses_endpoint and self.stop:
             raise ValueError(
-                "rollout.agent=program does not support rollout.stop: a stop text may lie on both sides of a segment"
+                "rollout.agent=program and environments of a hub do not support rollout.stop: a stop text may lie on "
+                "both sides of a segment"
             )
-        if self.environment.path is not None and self.agent != "auto":
+        if self.environment.given and self.agent != "auto":
             raise ValueError(f"rollout.environment answers all turns itself: leave out rollout.agent={self.agent}")
         return self
 
@@ -214,6 +252,11 @@ class RolloutConfig(Section):
         if "" in stop:
             raise ValueError("an empty text would end every response at once")
         return stop
+
+    @property
+    def uses_endpoint(self) -> bool:
+        """Whether conversations reach the policy over the endpoint: those of programs and of a hub's environment."""
+        return self.agent == "program" or self.environment.hub is not None
 
     @property
     def truncation(self) -> Truncation:

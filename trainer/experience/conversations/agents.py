@@ -46,10 +46,10 @@ class Agents:
         """`changed` is set when a program asks."""
         custom = config.rollout.environment
         self._environment_class = environment_class(custom) if custom.path else None
-        self._default = _BY_SETTING[config.rollout.agent]
+        self._default = PROGRAM if custom.hub else _BY_SETTING[config.rollout.agent]
         self._toolbox = make_toolbox(config, tokenizer)
-        program = config.rollout.program.command
-        self.programs = Programs(config, tokenizer, self._toolbox.format, changed) if program else None
+        programs = config.rollout.program.command or custom.hub
+        self.programs = Programs(config, tokenizer, self._toolbox.format, changed) if programs else None
 
     @property
     def has_tools(self) -> bool:
@@ -72,8 +72,9 @@ def check_agents(config: Config, dataset: Dataset) -> None:
     """Raises ConfigError if the environment cannot be loaded or called, if rows name an agent that does not exist, or
     if no row uses the tools; DataError if the first row names no user although there are some. A dataset of the user's
     own class is not checked."""
-    if config.rollout.environment.path is not None:
-        environment_class(config.rollout.environment)
+    if config.rollout.environment.given:
+        if config.rollout.environment.path is not None:
+            environment_class(config.rollout.environment)
         if config.rollout.interactions_file is not None:
             raise ConfigError(
                 "rollout.environment and rollout.interactions_file both answer the policy", hint="leave out one of them"
@@ -101,7 +102,7 @@ def check_agents(config: Config, dataset: Dataset) -> None:
 
 def make_toolbox(config: Config, tokenizer: Any) -> Toolbox:
     """The tools and users of the settings. Raises ConfigError or DataError."""
-    entries = [] if config.rollout.environment.path is not None else read_entries(config.data)
+    entries = [] if config.rollout.environment.given else read_entries(config.data)
     if config.rollout.agent != "tools":  # a list of schemas may serve the template alone
         entries = [entry for entry in entries if entry.class_name is not None]
     tools = [make_tool(entry) for entry in entries]

@@ -58,7 +58,7 @@ class ProgramConversation:
 
     def end_turn(self, row: Trajectory, ended: bool) -> ChatReply:
         """The turn that is complete; `ended`: by the policy itself."""
-        if not ended and not row.done:
+        if not ended and len(row.token_ids) < row.limit:
             row.turns += 1  # cut by the request's own limit
         written = str(self._tokenizer.decode(row.turn))
         calls = self._format.parse(written) if self._tools and self._may_call else []

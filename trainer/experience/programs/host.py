@@ -18,10 +18,11 @@ from trainer.experience.call_format import CallFormat
 from trainer.experience.environment import MessageTokens, Program
 from trainer.experience.programs.conversation import ProgramConversation
 from trainer.experience.programs.endpoint import Endpoint, Line
-from trainer.experience.programs.process import ProgramProcess, command_of
+from trainer.experience.programs.hub import HubConversation, HubProcess
+from trainer.experience.programs.process import Ended, ProgramProcess, command_of
 from trainer.experience.programs.wire import BadRequestError
 from trainer.experience.trajectory import Trajectory
-from trainer.rewards.answer import Scored
+from trainer.rewards.answer import Cause
 from trainer.rewards.scores import failed_score
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Running:
     """A program that was started. It must ask or end before `deadline`, unless it waits for an answer."""
 
     line: Line
-    process: ProgramProcess
+    process: ProgramProcess | HubConversation
     deadline: float
     has_asked: bool = False
     answer: Future[None] | None = None
@@ -54,7 +55,8 @@ class ProgramAgent(Program):
 
 
 class Programs:
-    """Runs the programs of all trajectories that have one. One thread, which samples, calls every public method.
+    """Runs the programs of all trajectories that have one, or the conversations of a hub's environment. One thread,
+    which samples, calls every public method.
 
     Raises ConfigError if there is no such program.
     """
@@ -63,9 +65,12 @@ class Programs:
         self._config = config
         self._tokenizer = tokenizer
         self._format = call_format
-        self._settings = config.rollout.program
-        command_of(self._settings)
-        self._patience = config.rollout.environment_timeout
+        rollout = config.rollout
+        self._patience = rollout.environment_timeout
+        self._hub = HubProcess(rollout.environment, self._patience, changed) if rollout.environment.hub else None
+        if self._hub is None:
+            command_of(rollout.program)
+        self._most = rollout.environment_calls if self._hub else rollout.program.processes
         self._changed = changed
         self._running: dict[ProgramAgent, Running] = {}
         # Starts, answers and the removal of files take milliseconds, for which engines would wait.
@@ -101,7 +106,7 @@ class Programs:
 
     @property
     def _free(self) -> int:
-        return self._settings.processes - len(self._running) - len(self._starting)
+        return self._most - len(self._running) - len(self._starting)
 
     def waiting(self, rows: Sequence[Trajectory]) -> int:
         """Programs of these rows that wait until others end."""
@@ -120,12 +125,12 @@ class Programs:
         running = agent.running
         if running is None:
             row.done |= ended
-        elif row.done:  # no room for another turn
+        elif row.done and self._hub is None:  # no room for another turn
             self._answer(row, agent, running, ended)
             agent.asking = False
             self._end(agent)
         elif ended or agent.conversation.room(row) == 0:
-            agent.asking = False
+            agent.asking = row.done = False  # an environment scores also what the limit has cut
             running.deadline = time.monotonic() + self._patience
             running.answer = self._hands.submit(self._answer, row, agent, running, ended)
 
@@ -142,6 +147,8 @@ class Programs:
         for agent in list(self._running):
             self._end(agent)
         self._hands.shutdown()
+        if self._hub is not None:
+            self._hub.close()
         if "_endpoint" in vars(self):
             self._endpoint.close()
 
@@ -151,7 +158,7 @@ class Programs:
 
     @cached_property
     def _endpoint(self) -> Endpoint:
-        return Endpoint(self._settings.processes)
+        return Endpoint(self._most)
 
     @cached_property
     def _message_tokens(self) -> MessageTokens:
@@ -159,8 +166,12 @@ class Programs:
 
     def _start(self, agent: ProgramAgent, line: Line) -> Running:
         """Starts a program, in a thread."""
+        process: ProgramProcess | HubConversation
         try:
-            process = ProgramProcess(self._settings, agent.prompt, line)
+            if self._hub is not None:
+                process = self._hub.begin(agent.prompt, line)
+            else:
+                process = ProgramProcess(self._config.rollout.program, agent.prompt, line)
         except (OSError, ValueError):
             self._endpoint.drop(line)
             raise
@@ -181,7 +192,7 @@ class Programs:
             if not running.answer.done():
                 return
             running.answer = running.answer.result()  # raises what went wrong
-        status = running.process.status()  # before the request: a program that has ended asks no more
+        ended = running.process.ended()  # before the request: a program that has ended asks no more
         request = running.line.take()
         if request is not None:
             running.has_asked = True
@@ -192,33 +203,30 @@ class Programs:
             except BadRequestError as refusal:
                 running.line.answer(refusal)
                 running.deadline = time.monotonic() + self._patience
-            if row.done:
+            if row.done and self._hub is None:
                 self._end(agent)
-        elif status is not None:
-            self._take_end(row, agent, running, status)
+            row.done &= agent.over
+        elif ended is not None:
+            self._take_end(row, agent, running, ended)
         elif time.monotonic() > running.deadline:
             self._fail(row, agent, f"no request and no end within {self._patience:g} s")
 
-    def _take_end(self, row: Trajectory, agent: ProgramAgent, running: Running, status: int) -> None:
+    def _take_end(self, row: Trajectory, agent: ProgramAgent, running: Running, ended: Ended) -> None:
         """Keeps the trajectory of a program that ended well, with the score that it gave itself."""
-        if status != 0:
-            refusal = f" after the refusal {running.line.refusal!r}" if running.line.refusal else ""
-            self._fail(row, agent, f"status {status}{refusal}: {running.process.last_error()}")
+        if ended.failure:
+            refusal = f", after the refusal {running.line.refusal!r}" if running.line.refusal else ""
+            self._fail(row, agent, f"{ended.failure}{refusal}")
         elif not row.token_ids:
             self._fail(row, agent, "it ended without asking the policy")
         else:
-            try:
-                score = running.process.score()
-            except ValueError as error:
-                self._fail(row, agent, str(error))
-                return
-            row.scored = None if score is None else Scored(score)
+            row.scored = ended.scored
             row.done = True
             self._end(agent)
 
     def _fail(self, row: Trajectory, agent: ProgramAgent, reason: str) -> None:
         """Marks the trajectory as failed. One without a turn still needs tokens: the policy answers its prompt."""
-        row.scored = failed_score(self._config.reward, "program_error", f"program: {reason}")
+        cause: Cause = "environment_error" if self._hub else "program_error"
+        row.scored = failed_score(self._config.reward, cause, f"{cause.partition('_')[0]}: {reason}")
         row.done = bool(row.token_ids)
         agent.failed, agent.asking = True, not row.done
         self._end(agent)

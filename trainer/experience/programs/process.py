@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -15,11 +16,20 @@ from trainer.config.sections.rollout import ProgramConfig
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
 from trainer.experience.programs.endpoint import MODEL, Line
+from trainer.rewards.answer import Scored
 from trainer.rewards.sandbox.sandboxed import remove
 from trainer.rewards.scores import is_finite
 
 _MOST_OUTPUT = 2**16
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: well, maybe with a score of its own, or with a `failure`."""
+
+    failure: str = ""
+    scored: Scored | None = None
 
 
 class ProgramProcess:
@@ -58,11 +68,20 @@ class ProgramProcess:
                 start_new_session=True,
             )
 
-    def status(self) -> int | None:
-        """The exit status; None while it runs."""
-        return self._process.poll()
+    def ended(self) -> Ended | None:
+        """How it ended; None while it runs."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        if status != 0:
+            return Ended(f"status {status}: {self._last_error()}")
+        try:
+            score = self._score()
+        except ValueError as error:
+            return Ended(str(error))
+        return Ended(scored=None if score is None else Scored(score))
 
-    def score(self) -> float | None:
+    def _score(self) -> float | None:
         """The score in its last line of output, `{"score": NUMBER}`; None without. Raises ValueError for nonsense."""
         lines = _end_of(self._out).strip().splitlines()
         try:
@@ -76,7 +95,7 @@ class ProgramProcess:
             raise ValueError(f"its score is {score!r:.60}, not a finite number")
         return float(score)
 
-    def last_error(self) -> str:
+    def _last_error(self) -> str:
         """Its last line on standard error."""
         lines = _end_of(self._err).strip().splitlines()
         return lines[-1][:300] if lines else ""

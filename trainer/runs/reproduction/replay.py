@@ -252,8 +252,10 @@ def reservations(settings: RunConfig, hardware: Hardware | None) -> Iterator[str
 def _order_of_answers(settings: Config) -> Iterator[str]:
     rollout, together = settings.rollout, settings.trainer.deterministic
     setting = None
-    if rollout.agent == "program":
-        setting = "rollout.agent=program"
+    if rollout.uses_endpoint:
+        setting = (
+            f"rollout.environment={rollout.environment.hub}" if rollout.environment.hub else "rollout.agent=program"
+        )
     elif rollout.agent == "tools" and not together:
         setting = "rollout.agent=tools without trainer.deterministic"
     elif rollout.environment.path is not None and not together:
