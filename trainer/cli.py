@@ -73,6 +73,7 @@ def _run(arguments: list[str] | None) -> int | None:
     handler.setFormatter(_Printable("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it would announce its font cache when it is imported
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request to the hub
     try:
         status: int | None = app(arguments, standalone_mode=False)
     except TrainerError as error:

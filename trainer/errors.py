@@ -35,6 +35,12 @@ class LostRunError(ConfigError):
     """Another process took the run's directory."""
 
 
+class MissingPackageError(TrainerError):
+    """A Python package is not installed here."""
+
+    exit_code = 2
+
+
 class DataError(TrainerError):
     """A data or model file is missing, unreadable or incomplete."""
 

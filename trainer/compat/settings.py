@@ -11,7 +11,7 @@ from trainer.compat.verl import sft
 from trainer.compat.verl.translate import PPO, Dialect, translate
 from trainer.config import overrides
 from trainer.config.files import PRESETS
-from trainer.config.overrides import OtherKeys, build, given_settings, hint_for, is_below, settings
+from trainer.config.overrides import OtherKeys, Source, build, given_settings, hint_for, is_below, settings
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config, RunConfig
 from trainer.config.trees import TREES
@@ -39,11 +39,12 @@ CONFIGURATIONS: dict[str, Sequence[str]] = {
 
 
 def load_config(
-    files: Sequence[str],
+    files: Sequence[Source],
     arguments: Sequence[str],
     model: type[RunSettings] = Config,  # type: ignore[assignment]
 ) -> tuple[RunSettings, list[str]]:
-    """The settings of a run: presets or YAML files, then `KEY=VALUE` arguments. The last value of a setting counts.
+    """The settings of a run: presets, YAML files or their content, then `KEY=VALUE` arguments. The last value of a
+    setting counts.
 
     verl's keys work wherever ours do. Returns the config, and notes about those that differ or have no effect.
     Raises ConfigError; see `parse_overrides`.

@@ -26,13 +26,19 @@ class CustomCode(Section):
             raise ValueError(f"name={self.name} is given without the path of its file")
         return self
 
+    @property
+    def origin(self) -> tuple[str, str] | None:
+        """The setting that gives the code, and the code in words; None if none is given."""
+        return None if self.path is None else ("path", f"code of {self.path}")
+
 
 def code_lines(section: BaseModel, prefix: str = "") -> Iterator[str]:
-    """A line for each file of the user whose code the run executes."""
+    """A line for each file or function of the user whose code the run executes."""
     for name in type(section).model_fields:
         value = getattr(section, name)
-        if isinstance(value, CustomCode) and value.path is not None:
-            yield f"runs code of {value.path}, because {prefix}{name}.path names it"
+        if isinstance(value, CustomCode) and value.origin is not None:
+            setting, code = value.origin
+            yield f"runs {code}, because {prefix}{name}.{setting} names it"
         elif isinstance(value, BaseModel):
             yield from code_lines(value, f"{prefix}{name}.")
 

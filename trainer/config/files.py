@@ -29,7 +29,7 @@ def read_settings(name: str, whole: Container[str] = (), bases: Bases = MappingP
     preset, path = PRESETS / f"{name}.yaml", Path(name)
     if name in preset_names():
         path = preset
-    near = difflib.get_close_matches(name, preset_names(), n=1)
+    near = difflib.get_close_matches(path.stem, preset_names(), n=1)
     hint = f"give a YAML file or one of the presets {', '.join(preset_names())}"
     hint = f"did you mean {near[0]}? {hint}" if near else hint
     try:
@@ -39,6 +39,13 @@ def read_settings(name: str, whole: Container[str] = (), bases: Bases = MappingP
     tree = read_yaml(name, text, hint)
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{name}: not a mapping of settings", hint=hint)
+    return settings_in(name, tree, path.parent, whole, bases)
+
+
+def settings_in(
+    name: str, tree: Mapping[Any, Any], directory: Path, whole: Container[str] = (), bases: Bases = MappingProxyType({})
+) -> dict[str, Any]:
+    """The settings of the content of a file in `directory`; see `read_settings`. `name` begins errors."""
     body = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     leaves = {key: leaf for key, leaf in flattened("", body, whole).items() if not _of_hydra(key, leaf)}
     merged: dict[str, Any] = {}
@@ -46,7 +53,7 @@ def read_settings(name: str, whole: Container[str] = (), bases: Bases = MappingP
     if not isinstance(entries, list):
         raise ConfigError(f"{name}: defaults is not a list of files", hint="write `defaults: [base, _self_]`")
     for base in entries if "_self_" in entries else [*entries, "_self_"]:
-        merged |= leaves if base == "_self_" else _base(name, path.parent, base, whole, bases)
+        merged |= leaves if base == "_self_" else _base(name, directory, base, whole, bases)
     return merged
 
 

@@ -7,13 +7,14 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trainer.config.files import Bases, read_settings
+from trainer.config.files import Bases, read_settings, settings_in
 from trainer.config.hydra import flattened, interpolated, read_value, remove
 from trainer.config.tree import Config
 from trainer.config.trees import TREES
@@ -86,8 +87,12 @@ class OtherKeys:
 NO_OTHERS = OtherKeys((), {}, {})
 
 
+Source = str | Mapping[str, Any]
+"""A preset, a YAML file, or what such a file may hold."""
+
+
 def given_settings(
-    files: Sequence[str], arguments: Sequence[str], model: type[BaseModel], others: OtherKeys
+    files: Sequence[Source], arguments: Sequence[str], model: type[BaseModel], others: OtherKeys
 ) -> dict[str, Any]:
     """What files and arguments set, by dotted key of this trainer or another tool; interpolations are replaced.
 
@@ -98,7 +103,11 @@ def given_settings(
     mappings = [setting.key for setting in settings(model) if setting.is_mapping]
     given: dict[str, Any] = {}
     for file in files:
-        _add(given, _leaves(read_settings(file, mappings, others.bases), model))
+        if isinstance(file, str):
+            source = read_settings(file, mappings, others.bases)
+        else:
+            source = settings_in("the mapping of settings", file, Path(), mappings, others.bases)
+        _add(given, _leaves(source, model))
     for argument in arguments:
         if argument.startswith("~"):
             remove(argument[1:].partition("=")[0], given)

@@ -1,6 +1,5 @@
 """The base of every section, and the types of paths."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -8,9 +7,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
+from trainer.hub import HUB_NAME
 from trainer.rows import Parameter, Row
-
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def _absolute(path: Path) -> Path:
@@ -30,13 +28,15 @@ def _absolute_unless_of_the_hub(path: Path) -> Path:
 
 
 def is_hub_name(path: Path) -> bool:
-    """Whether the path is a model name on the Hugging Face hub, like `Qwen/Qwen2.5-0.5B`, and no local directory."""
-    return _HUB_NAME.fullmatch(str(path)) is not None and not _expanded(path).exists()
+    """Whether the path names a model or data set on the Hugging Face hub, like `Qwen/Qwen2.5-0.5B`, and nothing local;
+    no data set's name ends like a data file."""
+    return HUB_NAME.fullmatch(str(path)) is not None and not _expanded(path).exists()
 
 
 # Workers run in another directory, so settings hold absolute paths.
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 ModelPath = Annotated[Path, AfterValidator(_absolute_unless_of_the_hub)]
+DataPath = Annotated[Path, AfterValidator(_absolute_unless_of_the_hub)]
 
 
 def _read_values(given: dict[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,18 @@ from trainer.config.custom_code import check_parameters, load_custom
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.data.formats.chat_template import checked_conversation_text, with_system_prompt
-from trainer.data.formats.files import Rows, column_of, read_rows, rows_in_memory, stored_files, value_at
+from trainer.data.formats.files import (
+    MissingColumnError,
+    Rows,
+    column_of,
+    read_rows,
+    rows_in_memory,
+    stored_files,
+    value_at,
+)
 from trainer.data.formats.messages import MEDIA, checked_text, refuse_media, text_messages
 from trainer.data.formats.tools import checked_tools, read_tools, selected
+from trainer.data.published.mapping import conversion_hint, likely_column
 from trainer.data.subset import EVERY_ROW, Subset
 from trainer.errors import CheckpointError, DataError
 from trainer.records.files.atomic import atomic_file
@@ -211,7 +220,17 @@ def _tokenised(
 
 
 def _read(files: Sequence[Path], settings: DataConfig) -> list[Rows]:
-    return [read_rows(file, _required(settings), _HINT, _OPTIONAL) for file in files]
+    return [_read_file(file, settings) for file in files]
+
+
+def _read_file(file: Path, settings: DataConfig) -> Rows:
+    try:
+        return read_rows(file, _required(settings), _HINT, _OPTIONAL)
+    except MissingColumnError as error:
+        prompt = likely_column("prompt", error.present)
+        only_prompt = error.missing == (column_of(settings.prompt_key),) and prompt
+        hint = f"set data.prompt_key={prompt}" if only_prompt else conversion_hint(file, error.present)
+        raise DataError(str(error), hint=hint) from error
 
 
 def _required(settings: DataConfig) -> tuple[str, ...]:

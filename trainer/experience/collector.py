@@ -344,7 +344,7 @@ class Collector:
             for text, place in zip(texts, unscored, strict=True)
         ]
         function = self.config.reward.custom_function
-        if function.path is not None:
+        if function.given:
             answers = [
                 replace(answer, sampled_ids=rows[place].sampled)
                 for answer, place in zip(answers, unscored, strict=True)

@@ -13,6 +13,7 @@ from trainer.config.sections.model import ModelConfig
 from trainer.config.sections.roles import ActorConfig, LoraConfig, TrainedModelConfig
 from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError, DataError
+from trainer.hub import download
 from trainer.models.backend import training_backend
 from trainer.models.experts import check_expert_parallel
 from trainer.models.model_class import check_causal, check_exported
@@ -95,16 +96,13 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
 def _local(path: Path, setting: str) -> Path:
     if not is_hub_name(path):
         return path
-    from huggingface_hub import snapshot_download  # a slow import that few runs need
-
-    try:
-        snapshot = snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{setting}={path}: no such directory, and the Hugging Face hub did not provide it: {error}",
-            hint="name a directory that every node can read, or set HF_HOME to a cache that holds the model",
-        ) from error
-    return Path(snapshot).absolute()
+    return download(
+        str(path),
+        "model",
+        ["*.json", "*.safetensors", "*.txt", "*.jinja"],
+        f"{setting}={path}: no such directory, and",
+        "name a directory that every node can read, or set HF_HOME to a cache that holds the model",
+    )
 
 
 def check_models(config: WorkersConfig, longest: str | None = None) -> None:

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.config.custom_code import check_parameters, load_custom
+from trainer.config.custom_code import check_parameters
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer
@@ -23,7 +23,7 @@ SOURCES_HINT = (
 
 def needs_process(settings: RewardConfig, answer: Answer) -> bool:
     """Whether scoring this answer may hang or die, and therefore runs in a process of its own."""
-    if settings.custom_function.path is not None:
+    if settings.custom_function.given:
         return True
     rule = rule_of(settings, answer)
     return rule is not None and rule.may_hang
@@ -31,13 +31,13 @@ def needs_process(settings: RewardConfig, answer: Answer) -> bool:
 
 def time_limit(settings: RewardConfig, answer: Answer) -> float:
     """Seconds after which the score of this answer counts as failed."""
-    rule = None if settings.custom_function.path is not None else rule_of(settings, answer)
+    rule = None if settings.custom_function.given else rule_of(settings, answer)
     return rule.time_limit(**rule.values(settings)) if rule and rule.time_limit else settings.timeout
 
 
 def longest_scoring(settings: RewardConfig, answers: Sequence[Answer]) -> float:
     """Seconds to score these answers if each of them hangs and a single process scores them all."""
-    custom = settings.custom_function.path is not None
+    custom = settings.custom_function.given
     rules = [settings.rule_for(answer.data_source) for answer in answers]
     apart = [answer for answer, rule in zip(answers, rules, strict=True) if custom or (rule and rule.may_hang)]
     return sum(time_limit(settings, answer) + _RESTART for answer in apart)
@@ -62,9 +62,9 @@ def reward_function(settings: RewardConfig) -> Reward:
     ConfigError if it cannot be loaded, or called like this.
     """
     custom = settings.custom_function
-    if custom.path is None:
+    if not custom.given:
         return lambda answer: _by_rule(settings, answer)
-    function = load_custom("reward.custom_function", custom.path, custom.name or "compute_score")
+    function = custom.load()
     with_tokens = _reads_tokens(function)
     named = ["data_source", "solution_str", "ground_truth", "extra_info", *(["response_ids"] if with_tokens else [])]
     check_parameters("reward.custom_function", function, [*named, *custom.kwargs])
@@ -89,8 +89,7 @@ def batched_function(settings: RewardConfig) -> Callable[[Sequence[Answer]], Seq
     """The user's function that scores many responses in one call. Raises ConfigError if it cannot be loaded, or
     called like this."""
     custom = settings.custom_function
-    assert custom.path is not None
-    function = load_custom("reward.custom_function", custom.path, custom.name or "compute_score")
+    function = custom.load()
     named = ["data_sources", "solution_strs", "ground_truths", "extra_infos", *custom.kwargs]
     check_parameters("reward.custom_function", function, named)
 

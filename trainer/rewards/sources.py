@@ -18,7 +18,7 @@ def check_sources(config: Config, counts: Counts) -> list[str]:
     """Notes of the rules that the run needs. Raises ConfigError if a rule or the user's function cannot work, or if
     nothing scores a data source: no rule knows it, and no environment or program may score its conversations."""
     reward = config.reward
-    if reward.custom_function.path is not None:
+    if reward.custom_function.given:
         with RewardPool(reward, 1) as pool:
             pool.check()
         return []
@@ -50,7 +50,7 @@ def may_score_itself(config: Config) -> bool:
 
 def has_scorer(reward: RewardConfig, source: str) -> bool:
     """Whether a rule, the user's own function or server, or a reward model alone scores responses of a source."""
-    custom = reward.custom_function.path is not None or reward.server.url is not None
+    custom = reward.custom_function.given or reward.server.url is not None
     return custom or reward.weight == 0 or reward.rule_for(source) is not None
 
 
@@ -60,6 +60,8 @@ def source_lines(config: Config, counts: Counts) -> list[str]:
     scorer = config.reward.server.url
     if function.path is not None:
         scorer = f"{function.path.name}:{function.name or 'compute_score'}"
+    elif function.given:
+        scorer = "a function of Python"
     lines = []
     for (file, source), count in sorted(counts.items(), key=lambda item: -item[1]):
         rule = config.reward.rule_for(source)

@@ -27,7 +27,7 @@ class RewardWorker:
     def __init__(self, config: Config, place: RankPlace) -> None:
         self._settings = settings = config.reward
         self._pool = RewardPool(settings, own_processes(settings, place))
-        if settings.custom_function.path is not None:
+        if settings.custom_function.given:
             self._pool.start()
         self._server = RewardServer(settings) if settings.server.url is not None else None
         self._model = None
@@ -49,7 +49,7 @@ class RewardWorker:
             return self._server.score(answers)
         apart = [needs_process(self._settings, answer) for answer in answers]
         pooled = iter(self._pool.score([answer for answer, away in zip(answers, apart, strict=True) if away]))
-        here = reward_function(self._settings) if self._settings.custom_function.path is None else None
+        here = reward_function(self._settings) if not self._settings.custom_function.given else None
         return [
             next(pooled) if away or here is None else as_scored(here(answer), answer)
             for answer, away in zip(answers, apart, strict=True)

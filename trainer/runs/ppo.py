@@ -14,6 +14,7 @@ from trainer.background import ended_within
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
+from trainer.data.published.by_name import with_local_data
 from trainer.errors import ConfigError
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Collector, Experience, Scores
@@ -49,7 +50,7 @@ def train(config: Config, repeat: Repeat | None = None) -> Path:
     """Runs PPO; the run's directory. See `trainer.runs.loop.run`."""
 
     def prepare() -> RunKind[PpoStep]:
-        local = with_hub_rows(with_local_models(config))
+        local = with_local_data(with_hub_rows(with_local_models(config)))
         check_models(local)
         check_weights(local)
         for line in code_lines(local):

@@ -1,12 +1,10 @@
 """Published data sets as files that the trainer reads: from a hub, from a local copy, and made up."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.serving import serving
+from tests.trainer.fake_hub import fake_hub
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.reward import RewardConfig
 from trainer.data.dataset import PromptDataset
@@ -26,7 +24,6 @@ from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
 
 ROOT = Path(__file__).parents[3]
-REVISION = "0" * 40
 # Rows as the hub's repositories have them, and what the trainer shall get as the truth.
 TESTS = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
 ROWS: Mapping[str, tuple[dict[str, dict[str, Any]], str]] = {
@@ -278,67 +275,23 @@ def test_options_that_contradict_each_other_are_refused(arguments: tuple[str, ..
     assert message in done.stderr
 
 
-class FakeHub(BaseHTTPRequestHandler):
-    """The hub's interface for a folder of data sets; one named `gated` refuses its files, others are missing."""
-
-    folder: Path
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        kind, _, rest = path.strip("/").partition("/datasets/") if path.startswith("/api") else ("", "", path[10:])
-        owner, name, action, *more = rest.split("/")
-        repository = self.folder / owner / name
-        files = sorted(str(file.relative_to(repository)) for file in repository.rglob("*") if file.is_file())
-        if not files:
-            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif kind and action == "revision":
-            siblings = [{"rfilename": file} for file in files]
-            self._send_json({"id": f"{owner}/{name}", "sha": REVISION, "siblings": siblings})
-        elif kind:
-            tree = [{"type": "file", "path": file, "size": 1, "oid": REVISION} for file in files]
-            self._send_json(tree)
-        elif owner == "gated":
-            self._send(403, b"", {"X-Error-Code": "GatedRepo"})
-        else:
-            content = (repository / "/".join(more[1:])).read_bytes()
-            self._send(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": REVISION})
-
-    def _send_json(self, value: Any) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for header, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
-def fake_hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Environment variables that name a hub with GSM8K, a data set of somebody else, and a gated copy."""
     for repository in ("openai/gsm8k", "gated/gsm8k"):
         copy_of("gsm8k", tmp_path / "hub" / repository)
     for split in ("train", "test"):
         row = {"question": "How many?", "answer": "#### 8"}
         write_table(tmp_path / "hub" / "me" / "mine" / f"{split}.parquet", row)
-    handler = type("Handler", (FakeHub,), {"folder": tmp_path / "hub"})
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
-        yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache")}
+    with fake_hub(tmp_path / "hub", tmp_path / "cache") as variables:
+        yield variables
 
 
 @pytest.mark.parametrize(("arguments", "truth"), [((), "1004"), (("--hub", "me/mine"), "8")])
 def test_a_data_set_comes_from_a_fake_hub_that_hf_endpoint_names(
-    fake_hub: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], truth: str
+    hub: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], truth: str
 ) -> None:
-    done = trainer("gsm8k", *arguments, "--output", str(tmp_path / "out"), **fake_hub)
+    done = trainer("gsm8k", *arguments, "--output", str(tmp_path / "out"), **hub)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(tmp_path / "out" / f"{split}.parquet") for split in ("train", "test")]
     (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
@@ -353,9 +306,9 @@ def test_a_data_set_comes_from_a_fake_hub_that_hf_endpoint_names(
     ],
 )
 def test_a_fake_hub_that_refuses_is_one_message_with_the_next_step(
-    fake_hub: dict[str, str], tmp_path: Path, repository: str, message: str, hint: str
+    hub: dict[str, str], tmp_path: Path, repository: str, message: str, hint: str
 ) -> None:
-    done = trainer("gsm8k", "--hub", repository, "--output", str(tmp_path / "out"), **fake_hub)
+    done = trainer("gsm8k", "--hub", repository, "--output", str(tmp_path / "out"), **hub)
     assert (done.returncode, done.stdout) == (3, "")
     assert f"error: {message}" in done.stderr
     assert hint in done.stderr.partition("hint: ")[2]

@@ -5,14 +5,17 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.config.custom_code import CustomCode
-from trainer.config.section import AbsolutePath, Arguments, Section
+from trainer.config.section import AbsolutePath, Arguments, DataPath, Section
 
 
 class DataConfig(Section):
-    train_files: list[AbsolutePath] = Field(
-        [], description="files with training prompts: Parquet, JSON Lines, or folders saved by datasets"
+    train_files: list[DataPath] = Field(
+        [],
+        description="training prompts: Parquet, JSON Lines, folders saved by datasets, or a data set of the hub",
     )
-    validation_files: list[AbsolutePath] = Field([], description="files with held-out prompts")
+    validation_files: list[DataPath] = Field(
+        [], description="held-out prompts; of the hub the split `test`, else `validation`"
+    )
     train_max_samples: int = Field(
         -1, description="rows of the training files to use, drawn at random with shuffle, else the first; -1: all"
     )

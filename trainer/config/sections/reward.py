@@ -1,12 +1,14 @@
 """The settings of the reward: rules, the user's function or a server, and a reward model."""
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from trainer.config.custom_code import CustomCode
+from trainer.config.custom_code import CustomCode, load_custom
+from trainer.config.pickled_code import unpickled
 from trainer.config.section import ModelPath, Section, with_parameters
 from trainer.rows import RewardRule, find_rows
 
@@ -44,6 +46,7 @@ class RewardModelConfig(Section):
 class RewardFunction(CustomCode):
     """The user's function (data_source, solution_str, ground_truth, extra_info) -> score."""
 
+    pickled: str | None = Field(None, repr=False, description="the function itself, as `trainer.train` writes it")
     kwargs: dict[str, JsonValue] = Field({}, description="further keyword arguments of the function")
     batched: bool = Field(
         False,
@@ -52,10 +55,28 @@ class RewardFunction(CustomCode):
     )
 
     @model_validator(mode="after")
-    def _belongs_to_a_file(self) -> Self:
-        if self.path is None and (self.kwargs or self.batched):
-            raise ValueError("kwargs and batched need the path of the function's file")
+    def _belongs_to_a_function(self) -> Self:
+        if self.path is not None and self.pickled is not None:
+            raise ValueError("path and pickled are two functions: set one of them")
+        if not self.given and (self.kwargs or self.batched):
+            raise ValueError("kwargs and batched need a function: set path")
         return self
+
+    @property
+    def given(self) -> bool:
+        """Whether the user gives a function."""
+        return self.origin is not None
+
+    @property
+    def origin(self) -> tuple[str, str] | None:
+        return super().origin if self.pickled is None else ("pickled", "a function of Python")
+
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises ConfigError if it cannot be loaded."""
+        if self.pickled is not None:
+            return unpickled("reward.custom_function.pickled", self.pickled)
+        assert self.path is not None
+        return load_custom("reward.custom_function", self.path, self.name or "compute_score")
 
 
 class RewardServer(Section):
@@ -147,8 +168,8 @@ class RewardConfig(Section):
     def _something_scores(self) -> Self:
         if self.weight == 0 and self.model.path is None:
             raise ValueError("reward.weight=0 leaves nothing to score with: set reward.model.path")
-        if self.server.url is not None and self.custom_function.path is not None:
-            raise ValueError("reward.server.url and reward.custom_function.path both score responses: set one of them")
+        if self.server.url is not None and self.custom_function.given:
+            raise ValueError("reward.server.url and reward.custom_function both score responses: set one of them")
         return self
 
     def rule_for(self, data_source: str) -> RewardRule | None:

@@ -1,6 +1,6 @@
 """Where the rows of a published data set come from: the hub, a local copy, or a generator."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -8,20 +8,13 @@ from typing import Any, Protocol
 
 from trainer.data.formats.files import MissingColumnError, column_of, read_rows
 from trainer.data.published.conversion import Parts
-from trainer.data.published.hub import download
+from trainer.data.published.mapping import column_options, likely_column
 from trainer.data.published.table import TEST, TRAIN, PublishedDataset
 from trainer.errors import DataError
+from trainer.hub import download
 
-_SUFFIXES = (".parquet", ".jsonl", ".json")
-# Names under which other data sets have a part, likely ones first.
-_LIKELY = {
-    "question": ("question", "problem", "prompt", "query", "instruction", "input"),
-    "answer": ("answer", "solution", "ground_truth", "final_answer", "target", "response", "output"),
-    "tests": ("tests", "test_cases", "input_output", "public_tests", "ground_truth"),
-    "prompt": ("prompt", "question", "instruction", "input"),
-    "chosen": ("chosen", "response_chosen", "preferred", "better", "positive"),
-    "rejected": ("rejected", "response_rejected", "dispreferred", "worse", "negative"),
-}
+SUFFIXES = (".parquet", ".jsonl", ".json")
+_OFFLINE = "read a local copy with --from, or make rows up with --synthetic N"
 
 
 @dataclass(frozen=True)
@@ -54,8 +47,8 @@ class Hub:
     def splits(self, dataset: PublishedDataset) -> Iterator[tuple[str, Rows]]:
         for name, split in dataset.splits.items():
             repository = self.name or split.hub
-            patterns = [split.files] if repository == split.hub else [f"*{suffix}" for suffix in _SUFFIXES]
-            files = _files_of(download(repository, patterns), name, split.files)
+            patterns = [split.files] if repository == split.hub else [f"*{suffix}" for suffix in SUFFIXES]
+            files = _files_of(download(repository, "data set", patterns, f"{repository}:", _OFFLINE), name, split.files)
             yield name, _read(dataset, name, files, self.columns)
 
 
@@ -91,24 +84,37 @@ class Synthetic:
         yield TEST, Rows((), rows[self.count :], dataset.synthetic_source)
 
 
-def _files_of(folder: Path, split: str, pattern: str) -> list[Path]:
-    """The files of a split: those that match the pattern, else those in one folder whose name begins with the split."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES)
+def split_files(folder: Path, split: str, pattern: str) -> dict[Path, list[Path]]:
+    """The files of a split by the folder that they are in: those that match the pattern, else those whose name begins
+    with the split."""
+    files = _data_files(folder)
     chosen = [path for path in files if fnmatch(str(path.relative_to(folder)), pattern)]
     chosen = chosen or [path for path in files if path.name.startswith(split)]
-    if not chosen:
-        shown = ", ".join(str(path.relative_to(folder)) for path in files[:10]) or "no Parquet or JSON Lines file"
+    return {place: [path for path in chosen if path.parent == place] for place in sorted({f.parent for f in chosen})}
+
+
+def _data_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
+
+
+def _files_of(folder: Path, split: str, pattern: str) -> list[Path]:
+    """The files of a split, which are in one folder. Raises DataError."""
+    groups = split_files(folder, split, pattern)
+    if not groups:
+        shown = ", ".join(str(path.relative_to(folder)) for path in _data_files(folder)[:10])
         raise DataError(
-            f"{folder}: no {split} files like {pattern} or {split}*.parquet; it has {shown}",
+            f"{folder}: no {split} files like {pattern} or {split}*.parquet; it has "
+            f"{shown or 'no Parquet or JSON Lines file'}",
             hint="name the files themselves: --from TRAIN_FILE --from TEST_FILE, the latter with `test` in its name",
         )
-    places = sorted({str(path.parent.relative_to(folder)) for path in chosen})
+    places = [str(place.relative_to(folder)) for place in groups]
     if len(places) > 1:
         raise DataError(
             f"{folder}: {split} files in several folders: {', '.join(places)}",
             hint=f"name one of them: --from {folder / places[0]}",
         )
-    return chosen
+    (files,) = groups.values()
+    return files
 
 
 def _read(dataset: PublishedDataset, name: str, files: list[Path], columns: Mapping[str, str] | None) -> Rows:
@@ -122,7 +128,7 @@ def _read(dataset: PublishedDataset, name: str, files: list[Path], columns: Mapp
             rows = read_rows(file, needed, hint)
         except MissingColumnError as error:
             missing = [part for part, column in mapping.items() if column_of(column) in error.missing]
-            options = " ".join(f"--column {part}={_likely(part, error.present)}" for part in missing)
+            options = column_options({part: likely_column(part, error.present) or "COLUMN" for part in missing})
             raise DataError(f"{error}; data {dataset.name} needs {_listed(mapping)}", hint=f"try {options}") from error
         parts += [{part: _value(row, column) for part, column in mapping.items()} for row in rows]
     return Rows(tuple(files), parts, split.data_source)
@@ -131,11 +137,6 @@ def _read(dataset: PublishedDataset, name: str, files: list[Path], columns: Mapp
 def _listed(mapping: Mapping[str, str]) -> str:
     """The columns, with the part that each holds if its name is another."""
     return ", ".join(part if part == column else f"{column} ({part})" for part, column in mapping.items())
-
-
-def _likely(part: str, present: Sequence[str]) -> str:
-    """The column that most likely holds a part, or COLUMN."""
-    return next((name for name in _LIKELY[part] if name in present), "COLUMN")
 
 
 def _value(row: Mapping[str, Any], key: str) -> Any:

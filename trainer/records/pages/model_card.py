@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.hub import repository_of
 from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
 
 logger = logging.getLogger(__name__)
 
 CARD = "README.md"
+_PLACE = "DIRECTORY"
 _SHOWN = ("validation/", "reward/", "rollout/response_length", "actor/entropy", "reference/kl", "dpo/", "sft/")
 _TEMPLATE = """---
 library_name: transformers
-pipeline_tag: text-generation
+{base_model}pipeline_tag: text-generation
 tags:
   - slipway
   - reinforcement-learning
@@ -58,14 +60,22 @@ def write_model_card(directory: Path, run_dir: Path, step: int, base: Path, sett
     for row in read_records(run_dir / METRICS, METRICS_ROWS, logger.warning):
         if row["step"] <= step:
             latest |= {name: (value, int(row["step"])) for name, value in row.items() if name.startswith(_SHOWN)}
+    repository = repository_of(base)
     text = _TEMPLATE.format(
         run=run_dir.resolve().name,
         step=step,
-        base=base.name,
+        base=repository or base.name,
+        base_model=f"base_model: {repository}\n" if repository else "",
         digest=settings_digest(settings),
         metrics="".join(f"| {name} | {_number(value)} | {at} |\n" for name, (value, at) in sorted(latest.items())),
     )
     (directory / CARD).write_text(text, encoding="utf-8")
+
+
+def name_model(directory: Path, name: str) -> None:
+    """Lets the card of a model's directory load it under this name."""
+    card = directory / CARD
+    card.write_text(card.read_text(encoding="utf-8").replace(_PLACE, name), encoding="utf-8")
 
 
 def _number(value: float) -> str:

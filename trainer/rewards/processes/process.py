@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import trainer
 from trainer.cluster.stalls.stacks import open_stack_file
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import TrainerError
@@ -32,7 +31,7 @@ Replies = Callable[[Sequence[Answer]], Iterator[Reply]]
 
 _PDEATHSIG = 1
 _LONGEST_TRACEBACK = 4000  # characters
-_OURS = Path(trainer.__file__).parent
+_OURS = Path(__file__).parents[2]  # the trainer's modules
 
 
 def serve(channel: Channel) -> None:

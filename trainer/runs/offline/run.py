@@ -14,6 +14,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.completions import Completion
 from trainer.data.dataset import PromptSampler, check_files
 from trainer.data.formats.chat_template import use_chat_template
+from trainer.data.published.by_name import with_local_data
 from trainer.data.subset import Subset
 from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.models.weight_files import check_weights
@@ -124,7 +125,7 @@ def train_offline(
 
     def prepare() -> RunKind[OfflineStep[Example]]:
         check_files(given.data, ["train_files", "validation_files"] if validates else ["train_files"])
-        config = with_local_models(given.for_workers())
+        config = with_local_data(with_local_models(given.for_workers()))
         check_models(config, given.row_limit)
         check_weights(config)
         data, seed = config.data, config.trainer.seed

@@ -15,6 +15,7 @@ from trainer.config.kto import KtoConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config, RunConfig, WorkersConfig
+from trainer.data.published.by_name import with_local_data
 from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
 from trainer.records.files.records import METRICS, METRICS_ROWS, read_records
@@ -172,7 +173,8 @@ def _refuse_unequal(run_dir: Path, certificate: Certificate, settings: Config | 
     reasons = [*obstacles(settings), *certificate.changes]
     if certificate.origin is not None:
         reasons += check_weights(run_dir, certificate.origin)
-    local = with_local_models(settings.for_workers() if isinstance(settings, OfflineConfig) else settings)
+    workers = settings.for_workers() if isinstance(settings, OfflineConfig) else settings
+    local = with_local_data(with_local_models(workers))
     recorded = settings if isinstance(settings, OfflineConfig) else local
     now = certificate.model_copy(
         update={
