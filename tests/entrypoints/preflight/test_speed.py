@@ -12,9 +12,7 @@ from tests.entrypoints.conftest import Start
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytest.importorskip("torch", reason="needs torch, which the images have")
 
-from entrypoints.host.chips import chip_of, chips
-from entrypoints.preflight.gpu_health import gpu_health
-from entrypoints.preflight.speed import DeviceSpeed, problems
+from entrypoints.preflight.speed import DeviceSpeed, chip_of, chips, gpu_health, problems
 
 SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
 H200 = {"name": "NVIDIA H200", "matrix": 760.0, "memory": 4200.0, "to_device": 55.0, "to_host": 55.0, "between": 360.0}
