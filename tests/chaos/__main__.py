@@ -10,9 +10,9 @@ import sys
 
 from tests.chaos.injection import Kind, NotStartedError
 
-HOST = ("checkpoints", "records", "processes", "disks", "slow_disks", "networks", "mirrors", "registries")
+HOST = ("processes", "disks", "networks", "mirrors")
 """Rooms that need what `ci/setup` and `ci/engine` install, and root."""
-IMAGE = ("nodes", "jobs", "rewards")
+IMAGE = ("jobs",)
 """Rooms that need Ray, in a container: what a job leaves in /tmp must not be another program's."""
 
 
@@ -41,7 +41,7 @@ def inject(kind: Kind, seed: int) -> bool | None:
     except NotStartedError as error:
         say(f"{kind.name}, seed {seed}: not injected: {error}")
         return None
-    say(f"{kind.name}, seed {seed}: {'; '.join(injection.problems) or injection.cause or 'passed'}")
+    say(f"{kind.name}, seed {seed}, {injection.moment}: {'; '.join(injection.problems) or injection.cause or 'passed'}")
     return not injection.problems
 
 

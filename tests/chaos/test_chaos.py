@@ -2,20 +2,18 @@
 
 import pytest
 
-from tests.chaos import checkpoints, nodes, processes, records, rewards
+from tests.chaos import jobs, processes
 from tests.chaos.injection import Injection, Kind
 
 
-@pytest.mark.parametrize(
-    "kind", [*checkpoints.KINDS, *records.KINDS, *processes.KINDS, *rewards.KINDS], ids=lambda kind: kind.name
-)
+@pytest.mark.parametrize("kind", processes.KINDS, ids=lambda kind: kind.name)
 def test_a_fault_leaves_nothing_and_costs_at_most_a_step(kind: Kind) -> None:
     assert kind.inject(0).problems == []
 
 
 @pytest.mark.parametrize("name", ["worker node killed, no Ray", "command killed, no Ray"])
 def test_a_job_on_two_nodes_keeps_its_promises(name: str) -> None:
-    (kind,) = [kind for kind in nodes.KINDS if kind.name == name]
+    (kind,) = [kind for kind in jobs.WITHOUT_RAY if kind.name == name]
     assert kind.inject(0).problems == []
 
 
