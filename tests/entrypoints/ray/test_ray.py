@@ -370,6 +370,7 @@ def stop_first(launch: Launch, name: str) -> int:
     return pids[0]
 
 
+@pytest.mark.full
 def test_a_start_that_ran_into_rays_own_time_limit_is_repeated_within_the_deadline(start_node: Start) -> None:
     """A stopped raylet stands for one that is slow; Ray waits 30 s for it."""
     head, worker = start_pair(start_node, "echo", "up")
