@@ -21,7 +21,7 @@ from typing import Any
 
 from entrypoints.environments import Allocation
 from entrypoints.environments.process_view import ProcessView, rank_of
-from entrypoints.host.network.agreement import odd_ones
+from entrypoints.host.network.fabric import odd_ones
 from entrypoints.hostlist import expand
 from entrypoints.job.meeting import Meeting
 from entrypoints.options import Options

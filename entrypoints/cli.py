@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from entrypoints.commands import attach, environments, explain, hosts, preflight
-from entrypoints.commands.subcommand import write
+from entrypoints.commands import attach, environments, explain, hosts, preflight, write
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES, SINGLE
 from entrypoints.errors import LaunchError, UsageError, did_you_mean
 from entrypoints.host.settings import read_manifest

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
-from entrypoints.commands.subcommand import Subcommand, without_separator
+from entrypoints.commands import Subcommand, without_separator
 from entrypoints.host.child_environment import child_environment
 from entrypoints.ray.attach import attach, find_note
 

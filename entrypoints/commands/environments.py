@@ -4,7 +4,7 @@ import argparse
 import textwrap
 from collections.abc import Mapping
 
-from entrypoints.commands.subcommand import Subcommand, write
+from entrypoints.commands import Subcommand, write
 from entrypoints.environments import REGISTRY
 
 _INTRODUCTION = """# Environments

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoints.commands.subcommand import Subcommand, without_separator, write
+from entrypoints.commands import Subcommand, without_separator, write
 from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.environments.base import NOTHING_RECOGNISED
 from entrypoints.errors import CommandNotFoundError, DetectionError, LaunchError, TokenError, UsageError

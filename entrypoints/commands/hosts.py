@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
-from entrypoints.commands.subcommand import Subcommand, write
+from entrypoints.commands import Subcommand, write
 from entrypoints.errors import UsageError
 from entrypoints.hostlist import HostlistError, compress, expand
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoints.commands.subcommand import Subcommand, write
+from entrypoints.commands import Subcommand, write
 from entrypoints.environments import detect
 from entrypoints.host.settings import examine_host
 from entrypoints.host.tree import Tree

@@ -13,7 +13,7 @@ from typing import Any
 from entrypoints.environments.single import NODE_COUNT
 from entrypoints.errors import LaunchError, RayFailedError, UsageError
 from entrypoints.host.accelerators import ACCELERATORS
-from entrypoints.host.network.agreement import odd_ones
+from entrypoints.host.network.fabric import odd_ones
 from entrypoints.job.hello import missing_gpus, say_hello
 from entrypoints.job.meeting import Meeting, Peer
 from entrypoints.job.node import Node

@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Literal
 
 from entrypoints.host.accelerators import count_gpus, hidden_devices, may_use_gpus
-from entrypoints.host.cpus import available_cpus
+from entrypoints.host.control_groups import available_cpus
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import installed
 from entrypoints.job.node import Node

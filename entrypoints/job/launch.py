@@ -14,7 +14,7 @@ from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError, UsageError
 from entrypoints.host.accelerators import hidden_devices
 from entrypoints.host.child_environment import child_environment
-from entrypoints.host.cpus import available_cpus
+from entrypoints.host.control_groups import available_cpus
 from entrypoints.host.network.fabric_settings import Setting
 from entrypoints.host.settings import Host, examine_host
 from entrypoints.host.starting_cache import use_starting_cache

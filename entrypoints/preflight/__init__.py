@@ -8,7 +8,7 @@ from typing import Any
 
 from entrypoints.environments import Allocation
 from entrypoints.errors import PreflightError
-from entrypoints.host.cpus import available_cpus
+from entrypoints.host.control_groups import available_cpus
 from entrypoints.host.settings import Host
 from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import Check, Finding, NodeFacts, Verdict

@@ -6,8 +6,7 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoints.host.control_groups import group_folders
-from entrypoints.host.memory import memory_limits
+from entrypoints.host.control_groups import group_folders, memory_limits
 from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts, Verdict, ok, skip
 from entrypoints.ray.object_store import RAY_MINIMUM

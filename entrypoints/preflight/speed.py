@@ -1,4 +1,5 @@
 """Measures the devices of each node: matrix products, memory, copies from and to the host, sums over a node's GPUs.
+Asks NVIDIA's driver for their health, and compares them with each other and with data sheets.
 
 Needs Ray and torch, which the images have, and a running cluster. One process per node measures its devices in turn,
 a few seconds each; the nodes measure at the same time.
@@ -7,15 +8,16 @@ a few seconds each; the nodes measure at the same time.
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from entrypoints.host.chips import Chip, chip_of
-from entrypoints.preflight.gpu_health import gpu_health
 
 PATIENCE = 120.0
 """Seconds for all nodes; importing torch takes most of it on a busy file system."""
@@ -39,6 +41,11 @@ UNITS = {
     "to_host": "GB/s to the host",
     "between": "GB/s between the node's GPUs",
 }
+_DATA_SHEETS = Path(__file__).parents[2] / "images" / "chips.toml"
+"""Its first lines describe the fields."""
+_THROTTLED = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons that a healthy GPU does not show.
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,71 @@ def measure(nodes: Sequence[Mapping[str, Any]]) -> Measurement:
 
 def _rounded(device: Mapping[str, Any]) -> dict[str, Any]:
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in device.items()}
+
+
+def gpu_health(nvml: ModuleType) -> list[str]:
+    """The problems of all GPUs, like `gpu 3: 2 uncorrected memory errors since the driver started`.
+
+    `nvml` is the module pynvml. Nothing is reported of what a GPU does not support.
+    """
+    try:
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:
+        return []
+    return [
+        f"gpu {index}: {problem}"
+        for index in range(count)
+        for problem in _driver_problems(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+    ]
+
+
+def _driver_problems(nvml: ModuleType, gpu: Any) -> Iterator[str]:
+    def asked(function: str, *arguments: object) -> Any:
+        try:
+            return getattr(nvml, function)(gpu, *arguments)
+        except nvml.NVMLError:
+            return None
+
+    uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    if errors := asked("nvmlDeviceGetTotalEccErrors", uncorrected, volatile):
+        yield f"{errors} uncorrected memory errors since the driver started"
+    if rows := asked("nvmlDeviceGetRemappedRows"):
+        _, _, pending, failed = rows
+        if failed:
+            yield "its memory has more broken rows than it can replace: have it exchanged"
+        elif pending:
+            yield "a broken row of its memory waits for a reset of the GPU to be replaced"
+    reasons = asked("nvmlDeviceGetCurrentClocksEventReasons") or 0
+    if causes := sorted({cause for bit, cause in _THROTTLED.items() if reasons & bit}):
+        yield f"its clocks are lowered by {' and '.join(causes)}"
+    if processes := asked("nvmlDeviceGetComputeRunningProcesses"):
+        yield f"{len(processes)} other programs use it"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The data sheet of a chip."""
+
+    names: tuple[str, ...]
+    matrix: float
+    """TFLOP/s."""
+    memory: float
+    """GB/s."""
+    source: str
+    link: float = 0.0
+    """GB/s."""
+
+
+@cache
+def chips() -> tuple[Chip, ...]:
+    rows = tomllib.loads(_DATA_SHEETS.read_text(encoding="utf-8"))["chips"]
+    return tuple(Chip(**{**row, "names": tuple(row["names"])}) for row in rows)
+
+
+def chip_of(name: str) -> Chip | None:
+    """The row of a device, or None for one that the table lacks."""
+    return next((chip for chip in chips() if any(part in name for part in chip.names)), None)
 
 
 def problems(speeds: Sequence[DeviceSpeed]) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from entrypoints.host.memory import available_memory
+from entrypoints.host.control_groups import available_memory
 
 RAY_MINIMUM = 75 * 1024**2
 """Ray refuses a smaller store."""

@@ -3,21 +3,20 @@
 import hashlib
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.buildkit.command import run_buildkit
+
 ROOT = Path(__file__).parents[2]
 
 
 def buildkit(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from buildkit.cli import main; main()"
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False
+    return run_buildkit(
+        *arguments, cwd=cwd, environment={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment}
     )
 
 
@@ -199,12 +198,8 @@ def test_project_with_a_broken_matrix_exits_3(project: Path) -> None:
     ],
 )
 def test_the_shell_completes_commands_targets_and_variants(line: str, expected: list[str]) -> None:
-    code = "import sys; sys.argv[0] = 'buildkit'; from buildkit.cli import main; main()"
-    variables = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "_BUILDKIT_COMPLETE": "complete_bash", **variables}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == expected, done.stderr
-    assert "Traceback" not in done.stderr
+    variables = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_BUILDKIT_COMPLETE": "complete_bash"}
+    assert buildkit(**variables).stdout.split() == expected
 
 
 @pytest.mark.parametrize(

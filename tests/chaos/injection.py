@@ -1,14 +1,9 @@
 """Faults that are injected, and what each of them must leave behind."""
 
 import re
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from random import Random
-
-from tests.json_lines import append_row, read_rows
 
 STEPS_LOST = 1
 """Most steps that a fault may cost a run that saves after every step."""
@@ -16,7 +11,7 @@ STEPS_LOST = 1
 
 @dataclass
 class Injection:
-    """One injected fault and its consequences. `None` where a column says nothing about this kind."""
+    """One injected fault and its consequences. `None` where a consequence is not known of this kind."""
 
     kind: str
     seed: int
@@ -40,7 +35,6 @@ class Injection:
     """The message that named the fault; None if nobody was left to say it."""
     problems: list[str] = field(default_factory=list)
     """Broken promises; empty if the injection passed."""
-    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
 
     def expect(self, kept: bool, problem: str) -> None:
         """Notes a problem unless a promise was kept."""
@@ -72,67 +66,6 @@ class Kind:
         injection = Injection(self.name, seed)
         self.act(Random(f"{self.name} {seed}"), injection)
         return injection
-
-
-def recorded(file: Path) -> list[Injection]:
-    """The injections in a file of JSON lines."""
-    return [Injection(**row) for row in read_rows(file)]
-
-
-def record(file: Path, injection: Injection) -> None:
-    append_row(file, asdict(injection))
-
-
-def markdown(injections: Sequence[Injection]) -> list[str]:
-    """Lines of a table with a row per kind."""
-    lines = [
-        "| fault | injected | seconds to the message | exit codes | processes, files left | most steps lost | "
-        "checkpoint readable | cause named | broken promises |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    return lines + [
-        _row(name, [injection for injection in injections if injection.kind == name]) for name in _kinds(injections)
-    ]
-
-
-def _kinds(injections: Sequence[Injection]) -> list[str]:
-    return list(dict.fromkeys(injection.kind for injection in injections))
-
-
-def _row(name: str, injections: Sequence[Injection]) -> str:
-    four = sum(injection.nodes == 4 for injection in injections)
-    seconds = [injection.detected for injection in injections if injection.detected is not None]
-    lost = [injection.steps_lost for injection in injections if injection.steps_lost is not None]
-    readable = [injection.readable for injection in injections if injection.readable is not None]
-    codes = sorted({code for injection in injections for code in injection.exits})
-    causes = [injection.cause for injection in injections if injection.cause is not None]
-    cells = [
-        name,
-        f"{len(injections)}, {four} of them on four nodes" if four else str(len(injections)),
-        _spread(seconds),
-        ", ".join(map(str, codes)) or "-",
-        f"{_most(each.processes for each in injections)}, {_most(each.files for each in injections)}",
-        _most(lost),
-        f"{sum(readable)} of {len(readable)}" if readable else "-",
-        f"{sum(map(bool, causes))} of {len(causes)}" if causes else "-",
-        str(sum(bool(injection.problems) for injection in injections) or "none"),
-    ]
-    return "| " + " | ".join(cells) + " |"
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    """Median and maximum."""
-    if not seconds:
-        return "-"
-    median, most = (
-        f"{value:.1f}" if value >= 0.1 else "under 0.1" for value in (statistics.median(seconds), max(seconds))
-    )
-    return median if median == most else f"{median}, at most {most}"
-
-
-def _most(counts: Iterable[int | None]) -> str:
-    known = [count for count in counts if count is not None]
-    return "-" if not known else str(max(known) or "none")
 
 
 def first_line(pattern: str, text: str) -> str:

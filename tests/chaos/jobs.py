@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -298,4 +298,10 @@ FAULTS = (
     Fault("SIGTERM twice", "any", "launch", [TERM, TERM], codes(143), r"error: node \d .* received SIGTERM"),
     Fault("SIGUSR1", "any", "launch", [signal.SIGUSR1], codes(138), r"error: node \d .* received SIGUSR1"),
 )
-KINDS = tuple(Kind(fault.name, fault.inject) for fault in FAULTS)
+WITHOUT_RAY = tuple(
+    Kind(f"{fault.name}, no Ray", replace(fault, ray=False).inject)
+    for fault in FAULTS
+    if fault.process in ("node", "launch", COMMAND)
+)
+"""Jobs of `launch --no-ray`, which start in a second."""
+KINDS = (*WITHOUT_RAY, *(Kind(fault.name, fault.inject) for fault in FAULTS))

@@ -1,7 +1,6 @@
 """Reads random inputs until a number or a time is reached: `python -m tests.fuzz ROOM --inputs 1000000 --seconds 600`.
 
-ROOM is build, launch or train. It prints the inputs of each target, and a finding with the seed that repeats it. With
---guided, libFuzzer looks for inputs that reach new code (needs `pip install atheris`), until its first finding.
+ROOM is build, launch or train. It prints the inputs of each target, and a finding with the seed that repeats it.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import traceback
 from random import Random
 
 from tests.fuzz.damage import Target
-from tests.fuzz.guided import guided
 
 
 def main() -> int:
@@ -23,17 +21,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="longest time per target")
     parser.add_argument("--seed", type=int, default=0, help="number of the first input")
     parser.add_argument("--only", default="", help="name of a target")
-    parser.add_argument("--guided", action="store_true", help="let the parsers' coverage choose the inputs")
     given = parser.parse_args()
     logging.disable()  # what the readers warn of
     total = 0
     for target in importlib.import_module(f"tests.fuzz.{given.room}").TARGETS:
         if given.only in ("", target.name):
             started = time.monotonic()
-            if given.guided:
-                done, findings = guided(given.room, target.name, given.seconds)
-            else:
-                done, findings = run(target, given.seed, given.inputs, given.seconds)
+            done, findings = run(target, given.seed, given.inputs, given.seconds)
             total += findings
             sys.stdout.write(f"| {target.name} | {done:,} | {findings} | {time.monotonic() - started:.0f} s |\n")
             sys.stdout.flush()

@@ -10,21 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 ROUNDS = 6  # collectives of a phase
-WORK = 0.8  # processor seconds of `compute`
-NETWORK = "STALLS_NETWORK"  # variable with the first part of the collectives' addresses
 BEGUN = "begun"  # the file that says that the fault has begun
 REWARDS = ("wait_for_a_reward", "wait_for_a_busy_reward")  # they begin in another process, which says so
-
-
-def interface(network: str) -> str:
-    """The interface whose address begins with this."""
-    import psutil
-
-    return next(
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(address.address.startswith(network) for address in addresses)
-    )
 
 
 class ReleasedError(Exception):
@@ -37,8 +24,6 @@ class Rank:
     def __init__(self, rank: int, size: int, folder: str) -> None:
         from torch import distributed
 
-        if network := os.environ.get(NETWORK):
-            os.environ["GLOO_SOCKET_IFNAME"] = interface(network)
         distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
         signal.signal(signal.SIGUSR2, self._release)
         self._folder = Path(folder)
@@ -116,12 +101,6 @@ class Rank:
 
     def loop_for_ever(self) -> None:
         while True:
-            pass
-
-    def compute(self) -> None:
-        """The work of a healthy processor for less than a second."""
-        begin = time.thread_time()
-        while time.thread_time() - begin < WORK:
             pass
 
     def read_a_fifo(self) -> None:

@@ -1,5 +1,7 @@
-"""The fabric, the network between nodes: this host's adapters, GPUs and interface, and which of them to use."""
+"""The fabric, the network between nodes: adapters, GPUs and interface of this host, and how nodes differ."""
 
+import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +12,7 @@ from entrypoints.host.network.interfaces import INTERFACE, default_route, guess_
 from entrypoints.host.network.rails import HCAS, RailChoice, choose
 from entrypoints.host.tree import Tree
 
-__all__ = ["Fabric", "detect_fabric"]
+_LABELS = {"kind": "fabric is", "hcas": "adapters are", "gid_index": "GID index is", "mtu": "MTU is", "rate": "rate is"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,3 +61,28 @@ def detect_fabric(tree: Tree, variables: Mapping[str, str]) -> Fabric:
     if said:
         interface, reason = said, f"set by {INTERFACE}"
     return Fabric(choice=choice, gpus=gpus, interface=interface, interface_reason=reason, chosen_interface=said)
+
+
+def odd_ones(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each value in which a node differs from most nodes. In a tie the first node's value wins.
+
+    `summaries` maps each node's name to its `Fabric.summary()`, in order of rank. Other nodes sent them, so any value
+    may be missing.
+    """
+    differences = []
+    for key, label in _LABELS.items():
+        values = {name: json.dumps(summary.get(key)) for name, summary in summaries.items()}
+        usual, count = Counter(values.values()).most_common(1)[0]
+        differences += [
+            f"{name}: its {label} {_plain(value)}, but {_plain(usual)} on {count} of {len(values)} nodes"
+            for name, value in values.items()
+            if value != usual
+        ]
+    return differences
+
+
+def _plain(value: str) -> str:
+    document = json.loads(value)
+    if isinstance(document, list):
+        return ", ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in document) or "none"
+    return str(document)

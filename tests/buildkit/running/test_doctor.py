@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from buildkit.host.machine import read_machine
 from buildkit.recipe.matrix import Matrix
 from buildkit.running.doctor import CHECKS, FAIL, OK, WARN, EngineFacts, Findings, HostCheck, examine
+from tests.buildkit.command import run_buildkit
 from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
 
 ROOT = Path(__file__).parents[3]
@@ -85,9 +85,7 @@ def test_check(
 
 
 def doctor(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from buildkit.cli import main; main()", "doctor", *arguments]
-    env = {"PYTHONPATH": str(ROOT), "HOME": "/nonexistent", **environment}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    return run_buildkit("doctor", *arguments, cwd=cwd, environment={"HOME": "/nonexistent", **environment})
 
 
 def test_a_host_without_any_program_fails_with_a_message() -> None:

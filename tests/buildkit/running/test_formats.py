@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -20,6 +19,7 @@ from buildkit.host.machine import Machine, read_machine
 from buildkit.running.flags import RunRequest, container_flags
 from buildkit.running.formats import TEMPLATED, TEXTS, podman_flags
 from entrypoints.wire.secret import SHORTEST
+from tests.buildkit.command import run_buildkit
 from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
 
 ROOT = Path(__file__).parents[3]
@@ -350,34 +350,29 @@ def test_no_text_contains_a_secret(tmp_path: Path) -> None:
         assert wanted.token not in written(shown, wanted, machine_of(BARE, tmp_path))
 
 
-def buildkit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from buildkit.cli import main; main()", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("shown", ["docker", "kubernetes", "slurm"])
 def test_print_needs_no_engine_and_no_gpu(shown: str) -> None:
-    done = buildkit("run", "--target", "cuda", "--nodes", "2", "--print", shown)
+    done = run_buildkit("run", "--target", "cuda", "--nodes", "2", "--print", shown)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
 def test_json_lists_flag_value_and_reason(target: str) -> None:
-    document = json.loads(buildkit("run", "--target", target, "--json").stdout)
+    document = json.loads(run_buildkit("run", "--target", target, "--json").stdout)
     assert document["flags"]
     assert all(set(flag) == {"flag", "value", "reason"} and flag["reason"] for flag in document["flags"])
     assert "docker run --rm" in document["text"]
 
 
 def test_explain_shows_the_reasons_and_runs_nothing() -> None:
-    done = buildkit("run", "--target", "rocm", "--explain")
+    done = run_buildkit("run", "--target", "rocm", "--explain")
     assert done.returncode == 0
     assert re.search(r"--device\s+/dev/kfd\s+ROCm", done.stdout)
 
 
 def test_dry_run_prints_the_commands_of_every_node() -> None:
-    done = buildkit("run", "--target", "cpu", "--nodes", "2", "--dry-run", "--name", "job", "--", "explain")
+    done = run_buildkit("run", "--target", "cpu", "--nodes", "2", "--dry-run", "--name", "job", "--", "explain")
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
     assert [line[:2] for line in lines] == [
         ["docker", word] for word in ("network", "create", "create", "start", "start")
@@ -395,7 +390,7 @@ def test_dry_run_prints_the_commands_of_every_node() -> None:
     ],
 )
 def test_bad_usage_is_explained(arguments: list[str], words: str) -> None:
-    done = buildkit("run", "--target", "cpu", *arguments)
+    done = run_buildkit("run", "--target", "cpu", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""

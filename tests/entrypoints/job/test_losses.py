@@ -75,8 +75,7 @@ def test_a_schedulers_warning_to_a_worker_gives_the_command_time(start_node: Sta
     assert ended.stdout == "saving\nsaved\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("options", [(), ("--min-nodes", "1")])
+@pytest.mark.parametrize(("number", "options"), [(signal.SIGTERM, ("--min-nodes", "1")), (signal.SIGUSR1, ())])
 def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_workers(
     start_node: Start, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
@@ -96,7 +95,7 @@ def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_worke
 def test_a_clock_that_is_off_by_an_hour_is_refused(start_node: Start, tmp_path: Path) -> None:
     # This changes the worker's `time.time`, not the machine's clock.
     (tmp_path / "sitecustomize.py").write_text("import time\nhere = time.time\ntime.time = lambda: here() + 3600\n")
-    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="10")
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="6")
     worker = start_node(1, "--no-ray", "--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
     assert "its clock is 3600 s ahead of the head's" in worker.wait().stderr
     ended = head.wait()
@@ -198,7 +197,7 @@ def test_a_stopped_worker_counts_as_lost(start_node: Start) -> None:
 
 
 def test_enough_nodes_at_the_deadline_are_enough(start_node: Start) -> None:
-    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid", "SLIPWAY_DEADLINE": "10"}
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid", "SLIPWAY_DEADLINE": "6"}
     worker = start_node(1, "--no-ray", "--", "true", **hosts)
     head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "exit $SLIPWAY_NODE_COUNT", **hosts)
     ended = head.wait()

@@ -1,22 +1,15 @@
 """`launch preflight --speed`. Skipped without Ray and torch, which the images have."""
 
-import json
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.entrypoints.conftest import Start
-
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytest.importorskip("torch", reason="needs torch, which the images have")
 
-from entrypoints.host.chips import chip_of, chips
-from entrypoints.preflight.gpu_health import gpu_health
-from entrypoints.preflight.speed import DeviceSpeed, problems
+from entrypoints.preflight.speed import DeviceSpeed, chip_of, chips, gpu_health, problems
 
-SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
 H200 = {"name": "NVIDIA H200", "matrix": 760.0, "memory": 4200.0, "to_device": 55.0, "to_host": 55.0, "between": 360.0}
 
 
@@ -132,15 +125,3 @@ def test_a_healthy_or_an_old_gpu_has_no_problem_with_a_mocked_nvml() -> None:
         "nvmlDeviceGetComputeRunningProcesses": [],
     }
     assert gpu_health(mocked_nvml(**healthy)) == gpu_health(mocked_nvml()) == []
-
-
-def test_the_devices_of_all_nodes_are_measured(start_node: Start, tmp_path: Path) -> None:
-    variables = {"SLIPWAY_DEADLINE": "240", "OMP_NUM_THREADS": "1"}
-    worker = start_node(1, *SMALL, "preflight", "--speed", "--json", **variables)
-    head = start_node(0, *SMALL, "preflight", "--speed", "--json", **variables)
-    ended = head.wait()
-    assert worker.wait().status == ended.status, ended.stderr
-    report = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))
-    assert [device["device"] for device in report["devices"]] == ["cpu", "cpu"]
-    assert all(device["matrix"] > 0 and device["memory"] > 0 for device in report["devices"])
-    assert ended.status == (15 if report["failing_hosts"] else 0)

@@ -20,9 +20,10 @@ SHOW = 'python3 -c "import json, os; print(json.dumps(dict(os.environ)))"; exec 
 
 @pytest.fixture
 def cluster(start: Start) -> Iterator[dict[str, str]]:
-    """The variables with which a program reaches a running cluster of one node."""
-    launch = start("--single", *SMALL, "--", "sh", "-c", SHOW, SLIPWAY_DEADLINE="200")
+    """The variables with which a program reaches a cluster of one node, which `local` forms."""
+    launch = start("--single", *SMALL, "--", "sh", "-c", SHOW, SLIPWAY_DEADLINE="200", RAY_ADDRESS="local")
     variables = json.loads(launch.read_line())
+    assert variables["RAY_ADDRESS"].startswith("127.0.0.1:")
     yield {name: value for name, value in variables.items() if name.startswith("RAY_")}
     launch.kill()
 
@@ -37,30 +38,20 @@ def test_the_command_runs_once_and_against_the_existing_cluster(start: Start, cl
     assert (script.status, script.stdout) == (0, "ran\n"), script.stderr
 
 
-@pytest.mark.parametrize("step", [{}, {**SECOND_OF_TWO, "NODE_RANK": "0"}, SECOND_OF_TWO, SCRIPT])
-def test_a_dead_address_is_refused_on_every_node_before_the_deadline(start: Start, step: dict[str, str]) -> None:
-    ended = start("--", "echo", "ran", RAY_ADDRESS=f"127.0.0.1:{free_port()}", **step).wait()
-    assert (ended.status, ended.stdout) == (16, "")
-    assert "no Ray cluster answers there: connection refused" in ended.stderr
-    assert "unset RAY_ADDRESS to form a cluster" in ended.stderr
-
-
-@pytest.mark.parametrize("address", ["no.such.head.invalid:6379", "ray://no.such.head.invalid:10001"])
-def test_a_name_that_does_not_resolve_is_refused(start: Start, address: str) -> None:
-    ended = start("--", "echo", "ran", RAY_ADDRESS=address).wait()
-    assert (ended.status, ended.stdout) == (16, "")
-    assert f"RAY_ADDRESS is {address}, but no Ray cluster answers there: its name does not resolve" in ended.stderr
-
-
-def test_a_program_that_is_no_ray_cluster_is_refused(start: Start) -> None:
+def test_an_address_without_a_cluster_is_refused_on_every_node_before_the_deadline(start: Start) -> None:
+    """All cases side by side: each waits, as the cluster may only be about to start."""
+    closed, names = f"127.0.0.1:{free_port()}", ("no.such.head.invalid:6379", "ray://no.such.head.invalid:10001")
+    steps: list[dict[str, str]] = [{}, {**SECOND_OF_TWO, "NODE_RANK": "0"}, SECOND_OF_TWO, SCRIPT]
     with socket.create_server(("127.0.0.1", 0)) as other:
-        ended = start("--", "echo", "ran", RAY_ADDRESS=f"127.0.0.1:{other.getsockname()[1]}").wait()
-    assert (ended.status, ended.stdout) == (16, "")
-    assert "what listens there does not answer as one within 15 s" in ended.stderr
-
-
-def test_local_forms_a_cluster(start: Start) -> None:
-    ended = start("--single", *SMALL, "--", "printenv", "RAY_ADDRESS", RAY_ADDRESS="local").wait()
-    assert ended.status == 0, ended.stderr
-    assert ended.stdout.startswith("127.0.0.1:")
-    assert "RAY_ADDRESS=local names no cluster: this job forms one" in ended.stderr
+        silent = f"127.0.0.1:{other.getsockname()[1]}"
+        cases = [
+            *((step, closed, "connection refused") for step in steps),
+            *(({}, name, "its name does not resolve") for name in names),
+            ({}, silent, "what listens there does not answer as one within 15 s"),
+        ]
+        launches = [start("--", "echo", "ran", RAY_ADDRESS=address, **step) for step, address, _ in cases]
+        for launch, (_, address, cause) in zip(launches, cases, strict=True):
+            ended = launch.wait()
+            assert (ended.status, ended.stdout) == (16, "")
+            assert f"RAY_ADDRESS is {address}, but no Ray cluster answers there: {cause}" in ended.stderr
+            assert "unset RAY_ADDRESS to form a cluster" in ended.stderr

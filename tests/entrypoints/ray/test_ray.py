@@ -57,14 +57,6 @@ def start_pair(start_node: Start, *command: str) -> tuple[Launch, Launch]:
     return start_node(0, *SMALL, "--", *command, **variables), worker
 
 
-def test_two_nodes_form_one_cluster_and_share_the_status(start_node: Start) -> None:
-    head, worker = start_pair(start_node, sys.executable, "-c", COUNT_NODES)
-    told = head.wait()
-    assert (told.status, worker.wait().status) == (7, 7), told.stderr
-    assert told.stdout == "2 False token 64\n"
-    assert "2 nodes, 2 GPUs" in told.stderr
-
-
 TLS_IS_NEEDED = """
 import os, socket, ssl
 host, port = os.environ["RAY_ADDRESS"].rsplit(":", 1)
@@ -129,11 +121,13 @@ def test_ray_has_the_cpus_and_gpus_that_a_scheduler_left(start: Start) -> None:
 
 
 WORKING = """
-import time, ray
+import signal, time, ray
 ray.init(log_to_driver=False, logging_level="ERROR")
 ray.get(ray.remote(lambda: 5).remote())
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("up", flush=True)
-time.sleep(600)
+while True:
+    time.sleep(600)
 """
 LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
 """127.0.0.1, ::ffff:127.0.0.1 and ::1 in the kernel's table."""
@@ -150,14 +144,24 @@ def listeners(pids: list[int]) -> dict[str, str]:
     return {row[1]: owners[f"socket:[{row[9]}]"] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in owners}
 
 
-def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
-    launch = start(*SMALL, "--dashboard", "--", sys.executable, "-c", WORKING)
+def test_a_node_alone_listens_on_loopback_keeps_rays_logs_and_ends_within_the_time_of_docker_stop(
+    start: Start, tmp_path: Path
+) -> None:
+    launch = start(*SMALL, "--dashboard", "--log-dir", str(tmp_path / "logs"), "--", sys.executable, "-c", WORKING)
     assert launch.read_line() == "up"
-    listening = listeners(descendants(launch.pid))
-    launch.signal(signal.SIGTERM)
-    assert launch.wait().status == 143
+    below = descendants(launch.pid)
+    listening = listeners(below)
     assert len(listening) >= 8
     assert {address: name for address, name in listening.items() if address.partition(":")[0] not in LOOPBACK} == {}
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "logs").glob("node0-*/ray/gcs_server*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    began = time.monotonic()
+    launch.signal(signal.SIGTERM)
+    assert launch.wait().status == 143
+    assert time.monotonic() - began < 10
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.full
@@ -194,6 +198,7 @@ print(json.dumps({
     "temporary file": temporary,
     "cache": cache,
     "calls to remember": remembered,
+    "descriptor to wait at": os.environ.get("SLIPWAY_READY_FD"),
 }))
 """
 
@@ -209,7 +214,9 @@ def facts(directory: Path, *options: str, **variables: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def defaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return facts(tmp_path_factory.mktemp("defaults"))
+    """One node of a Slurm job."""
+    slurm = {"SLURM_TOPOLOGY_ADDR": "core.r9.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+    return facts(tmp_path_factory.mktemp("defaults"), "--single", **slurm)
 
 
 @pytest.fixture(scope="module")
@@ -225,14 +232,14 @@ def test_one_node_needs_no_token(defaults: dict[str, Any]) -> None:
     assert defaults["token"] == ["token", 64]
 
 
-def test_a_node_has_the_given_resources_and_labels(given: dict[str, Any]) -> None:
+def test_a_command_starts_when_ray_is_up(defaults: dict[str, Any]) -> None:
+    assert defaults["descriptor to wait at"] is None
+
+
+def test_a_node_has_the_given_resources_and_labels(defaults: dict[str, Any], given: dict[str, Any]) -> None:
     assert given["slots"] == 2
     assert (given["labels"]["rack"], given["labels"]["nvlink-domain"]) == ("r7", "3")
-
-
-def test_a_node_has_the_label_of_its_rack_from_slurm(tmp_path: Path) -> None:
-    slurm = {"SLURM_TOPOLOGY_ADDR": "core.r9.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
-    assert facts(tmp_path, "--single", **slurm)["labels"]["rack"] == "r9"
+    assert defaults["labels"]["rack"] == "r9", "from Slurm"
 
 
 def test_a_stranger_cannot_enter_rays_directory(defaults: dict[str, Any]) -> None:
@@ -257,22 +264,12 @@ def test_ray_remembers_as_many_calls_as_it_can_list_unless_the_user_says_how_man
     assert given["calls to remember"] == 7
 
 
-def test_rays_logs_are_kept_while_the_job_runs(start: Start, tmp_path: Path) -> None:
-    launch = start(*SMALL, "--log-dir", str(tmp_path / "logs"), "--", "sh", "-c", "echo up; exec sleep 100")
-    assert launch.read_line() == "up"
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "logs").glob("node0-*/ray/gcs_server*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert launch.running
-
-
 def find(launch: Launch, name: str) -> int:
     (pid,) = [pid for pid in descendants(launch.pid) if name_of(pid) == name]
     return pid
 
 
-@pytest.mark.parametrize(("rank", "name"), [(0, "gcs_server"), (0, "raylet"), (1, "raylet")])
+@pytest.mark.parametrize(("rank", "name"), [(0, "gcs_server"), (1, "raylet")])
 def test_the_death_of_ray_on_any_node_ends_the_job(start_node: Start, rank: int, name: str) -> None:
     pair = start_pair(start_node, "sh", "-c", "echo up; exec sleep 60")
     assert pair[0].read_line() == "up"
@@ -326,17 +323,6 @@ def test_after_both_processes_of_a_launch_are_killed_the_next_one_names_what_the
         time.sleep(0.2)
 
 
-def test_sigterm_ends_command_and_ray_within_the_time_of_docker_stop(start: Start) -> None:
-    launch = start(*SMALL, "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 60; done")
-    assert launch.read_line() == "up"
-    below = descendants(launch.pid)
-    began = time.monotonic()
-    launch.signal(signal.SIGTERM)
-    assert launch.wait().status == 143
-    assert time.monotonic() - began < 10
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
-
-
 def test_a_signal_to_all_nodes_leaves_ray_up_until_the_command_has_saved(start_node: Start) -> None:
     variables = {"SLIPWAY_DEADLINE": "240"}
     worker = start_node(1, *SMALL, "--grace", "60", "--", "true", **variables)
@@ -356,12 +342,13 @@ def test_ray_that_cannot_start_is_an_error_with_its_reason(start: Start) -> None
     assert "object store" in ended.stderr.lower()
 
 
-def test_a_launch_in_the_command_uses_the_cluster_of_the_one_above(start_node: Start) -> None:
+def test_two_nodes_form_one_cluster_which_a_launch_in_the_command_uses(start_node: Start) -> None:
     inner = (sys.executable, "-m", "entrypoints", "--", sys.executable, "-c", COUNT_NODES)
     head, worker = start_pair(start_node, *inner)
     told = head.wait()
     assert (told.status, worker.wait().status) == (7, 7), told.stderr
     assert told.stdout == "2 False token 64\n"
+    assert "2 nodes, 2 GPUs" in told.stderr
 
 
 def test_a_node_on_which_ray_cannot_start_tells_every_node_the_reason(start_node: Start) -> None:
@@ -383,6 +370,7 @@ def stop_first(launch: Launch, name: str) -> int:
     return pids[0]
 
 
+@pytest.mark.full
 def test_a_start_that_ran_into_rays_own_time_limit_is_repeated_within_the_deadline(start_node: Start) -> None:
     """A stopped raylet stands for one that is slow; Ray waits 30 s for it."""
     head, worker = start_pair(start_node, "echo", "up")

@@ -1,32 +1,38 @@
-"""A few of the stalls that `python -m tests.stalls` injects: the explanation names rank, node, phase and place."""
+"""Stalls of real workers: the explanation names rank, node, phase and place."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.stalls.faults import FAULTS, Fault, draw
-from tests.stalls.injecting import Job, inject
-from tests.stalls.records import Record, in_turn, markdown, record, recorded
+from tests.stalls.faults import FAULTS, FULL_DISK, Fault, draw
+from tests.stalls.injecting import Job, inject, job_of
 
-CHOSEN = ("a rank is stopped", "a rank leaves out a collective", "a reward function hangs", "the controller loops")
+RANKS = 2
+ALWAYS = ("a rank is stopped", "a rank leaves out a collective", "a reward function hangs", "the controller loops")
+FULL = pytest.mark.skipif(not FULL_DISK.is_dir(), reason=f"needs a small file system at {FULL_DISK}")
+
+
+def case(fault: Fault) -> object:
+    marks = [pytest.mark.full] if fault.name not in ALWAYS else []
+    return pytest.param(fault, id=fault.name, marks=[*marks, FULL] if fault.name == "a full disk" else marks)
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with Job(tmp_path_factory.mktemp("job"), ranks=2, stall_seconds=2.0) as started:
+    with job_of(tmp_path_factory.mktemp("job"), RANKS, stall_seconds=2.0) as started:
         yield started
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in CHOSEN], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [case(fault) for fault in FAULTS])
 def test_an_injected_stall_is_explained(job: Job, fault: Fault) -> None:
-    outcome = inject(job, draw(fault, 7, ranks=2))
-    assert outcome.right, outcome.lines
+    injection = draw(fault, 7, RANKS)
+    lines = inject(job, injection)
+    assert injection.right(lines, job.address(injection.rank)), lines
 
 
 def test_another_rank_node_phase_or_place_is_a_wrong_explanation() -> None:
     (fault,) = [fault for fault in FAULTS if fault.name == "a full disk"]
-    injection = draw(fault, 1, ranks=2)
+    injection = draw(fault, 1, RANKS)
     heading = "no progress in save for 2 s:"
     first = f"  actor rank {injection.rank} on n1 waits in wait (threading.py:9), called by write_to_a_full_disk "
     first += "(tests/stalls/rank.py:7)"
@@ -42,15 +48,3 @@ def test_another_rank_node_phase_or_place_is_a_wrong_explanation() -> None:
         [],
     ):
         assert not injection.right(wrong, "n1")
-
-
-def test_only_what_a_file_lacks_is_injected_and_the_table_counts_each_place(tmp_path: Path) -> None:
-    file = tmp_path / "stalls.jsonl"
-    first, second = FAULTS[:2]
-    record(file, Record("2 ranks", first.name, 3, 0, "update", 1, True, 4.0, []))
-    record(file, Record("4 nodes", first.name, 3, 0, "update", 1, False, 6.0, []))
-    assert in_turn([first, second], "2 ranks", file, [3, 4]) == [(second, 3), (first, 4), (second, 4)]
-    assert markdown(recorded(file))[2:] == [
-        f"| {first.name} | 1 of 1 | 0 of 1 | 5.0, at most 6.0 |",
-        "| all, right of injected | 1 of 1 | 0 of 1 | 5.0, at most 6.0 |",
-    ]

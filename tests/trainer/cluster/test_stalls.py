@@ -11,10 +11,12 @@ from threading import Timer
 
 import pytest
 
+from tests.process_table import named
 from tests.trainer.cluster.misbehaving import Collective
 from tests.trainer.ray_node import ray_node
 from trainer.cluster import calls
 from trainer.cluster.nodes import Slot, find_nodes, reserve_slots
+from trainer.cluster.stalls import reading
 from trainer.cluster.stalls.collectives import GroupState
 from trainer.cluster.stalls.explanation import Asked, explain
 from trainer.cluster.stalls.reading import Readers
@@ -70,6 +72,23 @@ def test_a_stopped_process_and_one_that_ended_are_told_apart(group: WorkerGroup[
         assert "has ended" in explained(started)[1]
     finally:
         os.kill(first, signal.SIGCONT)
+
+
+def test_a_frozen_node_accepts_connections_and_does_not_answer(
+    group: WorkerGroup[Collective], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PATIENCE", 6.0)
+    asked = [call.asked for call in group.start(Collective.pid)]
+    before, readers = set(named("ray::_Reader")), Readers()
+    readers.read(asked)
+    (frozen,) = set(named("ray::_Reader")) - before
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        said = readers.read(asked)
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    assert list(said.hosts.values()) == [None]
+    assert "is on a node that does not answer: it accepts connections" in explain(said.standings).lines[0]
 
 
 def test_ranks_in_the_same_collective_share_a_line() -> None:

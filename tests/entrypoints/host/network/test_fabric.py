@@ -8,8 +8,7 @@ import pytest
 
 from entrypoints.errors import UsageError
 from entrypoints.host.accelerators import architectures, find_gpus
-from entrypoints.host.network.agreement import odd_ones
-from entrypoints.host.network.fabric import detect_fabric
+from entrypoints.host.network.fabric import detect_fabric, odd_ones
 from entrypoints.host.network.fabric_settings import apply
 from entrypoints.host.settings import Host, examine_host
 from entrypoints.host.tree import Tree
