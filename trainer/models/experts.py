@@ -170,8 +170,8 @@ class _OwnExperts:
     def __call__(self, rows: Tensor, counts: Tensor) -> Tensor:
         """The results, [rows, width]; `counts` are the rows of each expert, [experts], one expert after the other."""
         if not len(rows):  # grouped kernels need a row; joined with none, so that the backward pass exchanges none
-            one = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
-            return self(one, torch.eye(1, self.num_experts, dtype=counts.dtype, device=counts.device)[0])[:0]
+            padded = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+            return self(padded, torch.eye(1, self.num_experts, dtype=counts.dtype, device=counts.device)[0])[:0]
         offsets = counts.cumsum(0, dtype=torch.int32)
         if self.has_gate:
             hidden = self._apply_gate(self._linear("gate_up_proj", rows, counts, offsets))
