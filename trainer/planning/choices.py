@@ -263,26 +263,33 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
 
 
 def _context(machine: _Machine, role: str) -> Iterator[Choice]:
+    """Ranks that share the longest row, if it has no room on one: preferably without computing activations again, which
+    costs more than the exchange of heads."""
     if not machine.chooses_passes(role):
         return
-    config, row, fits = machine.config, machine.row, machine.fitting(role, checkpointing=True)
-    settings = settings_of(config, role)
+    config, row, settings = machine.config, machine.row, settings_of(machine.config, role)
     split, alike = settings.sharding.tensor_parallel, machine.sharded_alike(role)
     on_nodes = [n for like in alike for n in Counter(slot.node.id for slot in machine.placement[like]).values()]
-    if fits >= row or "context_parallel" in settings.sharding.model_fields_set or settings.backend != "fsdp":
+    if "context_parallel" in settings.sharding.model_fields_set or settings.backend != "fsdp":
         return
     from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
 
     load = cache(empty_language_model)
-    for ranks in range(2, min(on_nodes) // split + 1):
-        if fits * ranks < row or any(on_node % (ranks * split) for on_node in on_nodes):
-            continue
-        with suppress(DataError):  # another size may divide the heads
-            for model in {model_of(config, like) for like in alike}:
-                check_context_parallel(load(model), role, ranks, split)
-            reason = f"a row may have {row:,} tokens, and a GPU has room for {fits:,}"
-            yield Choice(f"{role}.sharding.context_parallel", ranks, reason)
+    given = "activation_checkpointing" in settings.model_fields_set
+    for checkpointing in (settings.activation_checkpointing,) if given else (False, True):
+        fits = machine.fitting(role, checkpointing)
+        if fits >= row:
             return
+        for ranks in range(2, min(on_nodes) // split + 1):
+            if fits < max(math.ceil(row / ranks), FEW_TOKENS) or any(n % (ranks * split) for n in on_nodes):
+                continue
+            with suppress(DataError):  # another size may divide the heads
+                for model in {model_of(config, like) for like in alike}:
+                    check_context_parallel(load(model), role, ranks, split)
+                reason = f"a row may have {row:,} tokens, and a GPU has room for {fits:,}"
+                reason += "" if checkpointing else " without computing activations again"
+                yield Choice(f"{role}.sharding.context_parallel", ranks, reason)
+                return
 
 
 def _experts_for_room(machine: _Machine, role: str) -> Iterator[Choice]:

@@ -122,7 +122,11 @@ def test_ranks_compute_a_row_together_that_is_too_long_for_one(plan: Callable[..
     config = json.loads((qwen2 / "config.json").read_text())
     (qwen2 / "config.json").write_text(json.dumps({**config, "model_type": "qwen2"}))
     long, longer, longest = (plan("qwen2", 8, H100, **grpo(128, 1024, length)) for length in (64_512, 500_000, 900_000))
-    assert "actor.sharding.context_parallel" not in chosen(long)
+    assert chosen(long)["actor.sharding.context_parallel"] == 4
+    assert "actor.activation_checkpointing" not in chosen(long)
+    assert "without computing activations again" in reasons(long)["actor.sharding.context_parallel"]
+    alone = plan("qwen2", 8, H100, **grpo(128, 1024, 64_512), actor={"activation_checkpointing": True})
+    assert "actor.sharding.context_parallel" not in chosen(alone)
     assert chosen(longer)["actor.sharding.context_parallel"] == 4
     assert chosen(longer)["actor.micro_batch_tokens"] == 501_024 / 4
     assert "a row may have 501,024 tokens" in reasons(longer)["actor.sharding.context_parallel"]
