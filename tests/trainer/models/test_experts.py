@@ -1,7 +1,5 @@
 """Experts that ranks divide, compared with plain Transformers in one process."""
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from tests.trainer.models.expert_program import (
 )
 from tests.trainer.models.test_log_probs_by_family import language_model, one_by_one
 from tests.trainer.training.rank_program import loss
-from tests.trainer.training.ranks import REPOSITORY
+from tests.trainer.training.ranks import run_program
 from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.config.sections.roles import ActorConfig, LoraConfig
 from trainer.config.sections.sharding import ShardingConfig
@@ -46,8 +44,7 @@ ALL = [(size, case) for size, cases in CASES.items() for case in cases]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("experts")
-    program = [sys.executable, expert_program.__file__, str(made)]
-    subprocess.run(program, check=True, timeout=240, cwd=REPOSITORY, env={"PYTHONPATH": str(REPOSITORY)})
+    run_program(expert_program.__file__, made)
     return made
 
 

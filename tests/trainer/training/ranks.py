@@ -12,15 +12,23 @@ from trainer.training.ranks.process_group import open_store
 REPOSITORY = Path(__file__).parents[3]
 
 
+def environment() -> dict[str, str]:
+    """Of a program that imports this repository. In the image PYTHONPATH names the tests' packages too."""
+    path = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def run_program(program: str | Path, *arguments: str | Path, timeout: float = 280) -> None:
+    """Runs `program ARGUMENT…`, which starts its ranks itself and has to succeed."""
+    subprocess.run([sys.executable, program, *arguments], check=True, timeout=timeout, env=environment())
+
+
 def run_ranks(program: Path, world_size: int, directory: Path) -> None:
     """Runs `program RANK WORLD_SIZE PORT DIRECTORY` once for each rank; all have to succeed."""
     store = open_store("127.0.0.1", world_size, timeout=60)
-    # In the image the tests' packages are found by this variable.
-    path = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     arguments = [str(world_size), str(store.port), str(directory)]
     ranks = [
-        subprocess.Popen([sys.executable, program, str(rank), *arguments], env=environment)
+        subprocess.Popen([sys.executable, program, str(rank), *arguments], env=environment())
         for rank in range(world_size)
     ]
     try:

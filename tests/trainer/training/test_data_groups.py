@@ -1,7 +1,5 @@
 """Rows that do not divide, and ranks that compute the same rows: results are those of one rank with all rows."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +14,7 @@ from tests.trainer.models.test_log_probs_by_family import FAMILIES, PADDED, TEMP
 from tests.trainer.training import data_group_program
 from tests.trainer.training.data_group_program import CASES, Rows
 from tests.trainer.training.loss_program import sampled, worker
-from tests.trainer.training.ranks import REPOSITORY
+from tests.trainer.training.ranks import run_program
 from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import RankPlace
@@ -31,8 +29,7 @@ LAYOUTS = [(size, number) for size, cases in CASES.items() if size > 1 for numbe
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     directory = tmp_path_factory.mktemp("groups")
-    program = [sys.executable, data_group_program.__file__, str(directory)]
-    subprocess.run(program, check=True, timeout=240, cwd=REPOSITORY, env={"PYTHONPATH": str(REPOSITORY)})
+    run_program(data_group_program.__file__, directory)
     return {size: torch.load(directory / f"world_{size}.pt", weights_only=False) for size in CASES}
 
 

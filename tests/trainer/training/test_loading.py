@@ -1,8 +1,5 @@
 """Ranks that read their own slices of a model's files have the weights that Transformers loads, in any layout."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,7 @@ import torch
 
 from tests.trainer.models.tiny_families import FAMILIES
 from tests.trainer.training import loading_program
-from tests.trainer.training.ranks import REPOSITORY
+from tests.trainer.training.ranks import run_program
 
 PROGRAM = Path(loading_program.__file__)
 
@@ -19,8 +16,7 @@ PROGRAM = Path(loading_program.__file__)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     directory = tmp_path_factory.mktemp("models")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run([sys.executable, PROGRAM, directory], env=environment, check=True, timeout=280)
+    run_program(PROGRAM, directory)
     loaded = [torch.load(directory / f"loaded_{size}.pt", weights_only=False) for size in loading_program.LAYOUTS]
     return {**loaded[0], **loaded[1]}
 

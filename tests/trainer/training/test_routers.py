@@ -1,7 +1,5 @@
 """Routers in layouts of ranks and micro-batches: records, replays and losses that balance, compared with one rank."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from torch.testing import assert_close
 from tests.trainer.models.expert_families import ROUTED
 from tests.trainer.models.test_log_probs_by_family import language_model, rows
 from tests.trainer.training import router_program
-from tests.trainer.training.ranks import REPOSITORY
+from tests.trainer.training.ranks import run_program
 from tests.trainer.training.router_program import FAMILIES, LAYOUTS, LOSSES
 from trainer.models.routers import routers_and_blocks
 
@@ -25,8 +23,7 @@ Found = dict[tuple[str, str], dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Found]]:
     """By number of ranks: what each rank results_of_layout."""
     directory = tmp_path_factory.mktemp("routers")
-    program = [sys.executable, router_program.__file__, directory]
-    subprocess.run(program, env={"PYTHONPATH": str(REPOSITORY)}, check=True, timeout=280)
+    run_program(router_program.__file__, directory)
     return {size: torch.load(directory / f"world_{size}.pt", weights_only=False) for size in LAYOUTS}
 
 

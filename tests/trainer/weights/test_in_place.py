@@ -1,7 +1,6 @@
 """Loading weights in place on CPU: the first load records the copies, later loads repeat them."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.trainer.training.ranks import environment
 from trainer.errors import ConfigError, WorkerError
 from trainer.weights import in_place
 from trainer.weights.buckets import Bucket, pack
@@ -350,9 +350,10 @@ def test_buckets_of_kept_types_end_where_the_type_changes() -> None:
 def test_loaders_of_vllm_s_models_are_called_once(tmp_path: Path) -> None:
     """Runs in a separate process, because vLLM changes torch when it is imported."""
     program = [sys.executable, PROGRAM, tmp_path]
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
-    lines = subprocess.run(program, env=environment, check=True, timeout=280, stdout=subprocess.PIPE, text=True).stdout
-    reports = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    lines = subprocess.run(
+        program, env=environment(), check=True, timeout=280, stdout=subprocess.PIPE, text=True
+    ).stdout
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {row["family"] for row in reports} >= {
         "qwen2",
         "qwen3",
