@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trainer.config.section import is_hub_name
 from trainer.config.sections.model import ModelConfig
-from trainer.config.sections.roles import ActorConfig, LoraConfig, TrainedModelConfig
+from trainer.config.sections.roles import LoraConfig, TrainedModelConfig
 from trainer.config.tree import WorkersConfig
 from trainer.errors import ConfigError, DataError
 from trainer.hub import download
@@ -119,7 +119,7 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
     check_exported(actor, read_json(actor / "config.json"), "model.path")
     _check_sharing("actor", config.actor, actor)
     _check_backend("actor", config.actor, actor)
-    _check_routers(config.actor, actor)
+    _check_routers("actor", config.actor, actor)
     _check_positions(config, actor, longest)
     _check_heads(actor, config.rollout.tensor_parallel)
     if config.reward.model.path is not None:
@@ -141,6 +141,7 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
             _vocabulary_size(critic, "critic.path")
         _check_sharing("critic", config.critic, critic or actor)
         _check_backend("critic", config.critic, critic or actor)
+        _check_routers("critic", config.critic, critic or actor)
     if not config.needs_critic or critic is None:
         return
     if not _same_words(actor, critic, "critic.path"):
@@ -163,11 +164,11 @@ def _check_sharing(role: str, settings: TrainedModelConfig, model: Path) -> None
         check_expert_parallel(language_model, role, sharding.expert_parallel)
 
 
-def _check_routers(settings: ActorConfig, model: Path) -> None:
-    if settings.needs_routers:
+def _check_routers(role: str, settings: TrainedModelConfig, model: Path) -> None:
+    if given := [f"{role}.{setting}" for setting in settings.needs_routers]:
         from trainer.models.pretrained import empty_language_model
 
-        check_routers(empty_language_model(model), settings.needs_routers)
+        check_routers(empty_language_model(model), given)
 
 
 def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None:

@@ -164,6 +164,7 @@ class TrainingWorker:
             activation_memory_budget=settings.activation_memory_budget,
             shares_gpu=self.config.rollout.sleep and on_gpu,
             share_prompts=settings.share_prompts,
+            float32_routers=settings.router_dtype == "float32",
             backend=training_backend(settings.backend),
             sharding=settings.sharding if on_gpu else settings.sharding.without_offload(),
         )

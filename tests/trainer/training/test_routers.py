@@ -1,5 +1,6 @@
 """Routers in layouts of ranks and micro-batches: records, replays and losses that balance, compared with one rank."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,14 @@ from tests.trainer.models.expert_families import ROUTED
 from tests.trainer.models.test_log_probs_by_family import language_model, rows
 from tests.trainer.training import router_program
 from tests.trainer.training.ranks import run_program
-from tests.trainer.training.router_program import FAMILIES, LAYOUTS, LOSSES
+from tests.trainer.training.router_program import FAMILIES, LAYOUTS, LOSSES, SETTINGS
+from trainer.data.batches.partition import MicroBatchLimit
+from trainer.models.networks import PolicyNetwork
 from trainer.models.routers import routers_and_blocks
+from trainer.training.engine import TrainingEngine
+from trainer.training.ranks.sharding import Execution
 
+BFLOAT16 = Execution(torch.device("cpu"), torch.bfloat16)
 UPDATES = ("own", "others", "with losses", "with losses of others")
 CASES = [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts if layout != "whole"]
 Found = dict[tuple[str, str], dict[str, Any]]
@@ -104,3 +110,21 @@ def test_the_losses_are_those_of_their_definition(results: dict[int, list[Found]
         )
         expected = torch.zeros_like(added) if weight.grad is None else weight.grad
         assert_close(added, expected, atol=2e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_routers_in_float32_do_not_round_tokens_weights_and_logits(family: str) -> None:
+    """Everything else is rounded to bfloat16, and so are the weights that experts' results get."""
+    model = language_model(*ROUTED[family])
+    exact = [router.weight.detach().clone() for router, _ in routers_and_blocks(model)]
+    engine = TrainingEngine(PolicyNetwork(model, 1.0), replace(BFLOAT16, float32_routers=True), SETTINGS)
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    for router, _ in routers_and_blocks(engine.network):
+        # Before FSDP rounds what they return.
+        router.register_forward_hook(lambda _, given, routed: seen.append((given[0], *routed[:2])), prepend=True)
+    engine.forward(rows(), MicroBatchLimit(100))
+    for weight, (tokens, logits, weights) in zip(exact, seen, strict=True):
+        assert tokens.dtype is logits.dtype is weights.dtype is torch.float32
+        bias = logits - torch.nn.functional.linear(tokens, weight)
+        assert_close(bias, bias[:1].expand_as(bias))

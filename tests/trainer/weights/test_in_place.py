@@ -350,9 +350,7 @@ def test_buckets_of_kept_types_end_where_the_type_changes() -> None:
 def test_loaders_of_vllm_s_models_are_called_once(tmp_path: Path) -> None:
     """Runs in a separate process, because vLLM changes torch when it is imported."""
     program = [sys.executable, PROGRAM, tmp_path]
-    lines = subprocess.run(
-        program, env=environment(), check=True, timeout=280, stdout=subprocess.PIPE, text=True
-    ).stdout
+    done = subprocess.run(program, env=environment(), check=True, timeout=280, stdout=subprocess.PIPE, text=True)
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {row["family"] for row in reports} >= {
         "qwen2",

@@ -85,6 +85,11 @@ class TrainedModelConfig(Section):
         description="type of trained weights, gradients and optimizer state; bfloat16 halves their memory and loses "
         "changes below 1/256 of a weight",
     )
+    router_dtype: Literal["model", "float32"] = Field(
+        "model",
+        description="type in which routers compute: the model's, or float32 with weights that are not rounded. Models "
+        "with experts only",
+    )
     shuffle: bool = Field(
         False,
         description="shuffle each data group's responses before they are divided into mini-batches, in each of "
@@ -94,6 +99,11 @@ class TrainedModelConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     sharding: ShardingConfig = ShardingConfig()
     lora: LoraConfig = LoraConfig()
+
+    @property
+    def needs_routers(self) -> list[str]:
+        """The settings that need experts whose routers are known, as the user gives them."""
+        return ["router_dtype=float32"] if self.router_dtype == "float32" else []
 
     @model_validator(mode="after")
     def _adapters_are_not_split(self) -> Self:
@@ -168,13 +178,12 @@ class ActorConfig(AggregatedLossConfig):
 
     @property
     def needs_routers(self) -> list[str]:
-        """The settings that need experts and the rule by which their routers weigh them, as the user gives them."""
         given = {
-            f"actor.router_replay={self.router_replay}": self.router_replay != "off",
-            f"actor.router_aux_loss={self.router_aux_loss:g}": self.router_aux_loss > 0,
-            f"actor.router_z_loss={self.router_z_loss:g}": self.router_z_loss > 0,
+            f"router_replay={self.router_replay}": self.router_replay != "off",
+            f"router_aux_loss={self.router_aux_loss:g}": self.router_aux_loss > 0,
+            f"router_z_loss={self.router_z_loss:g}": self.router_z_loss > 0,
         }
-        return [setting for setting, needs in given.items() if needs]
+        return [*super().needs_routers, *(setting for setting, needs in given.items() if needs)]
 
     @model_validator(mode="after")
     def _parameters_belong_to_the_loss(self) -> Self:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from trainer.models.backend import TrainingBackend, training_backend
 from trainer.models.context_parallel import ContextGroup
 from trainer.models.experts import expert_modules, split_experts
 from trainer.models.networks import is_packed
+from trainer.models.routers import routers_and_blocks
 
 REPLICATE, SHARD, TENSOR, CONTEXT = "replicate", "shard", "tensor", "context"
 EXPERT_SHARD, EXPERT = "expert_shard", "expert"
@@ -35,6 +36,7 @@ class Execution:
     Compiled layers keep the share `activation_memory_budget` of what the backward pass needs and recompute the rest,
     the cheapest operations first. `shares_gpu` frees cached memory after each pass, for other processes on the GPU.
     `share_prompts` computes a prompt of several rows of a micro-batch once. `backend` provides the layers.
+    `float32_routers`: routers compute in float32, with weights that are not rounded to `dtype`.
     """
 
     device: torch.device
@@ -44,6 +46,7 @@ class Execution:
     activation_memory_budget: float = 0.9
     shares_gpu: bool = False
     share_prompts: bool = True
+    float32_routers: bool = False
     backend: TrainingBackend = field(default_factory=partial(training_backend, "fsdp"))
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
 
@@ -51,7 +54,7 @@ class Execution:
 def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Module:
     """Shards the network over a mesh from `device_mesh`: each layer is one unit, all other weights are another.
 
-    Experts that ranks divide are units inside their layers, on a mesh from `expert_mesh`.
+    Experts that ranks divide are units inside their layers, on a mesh from `expert_mesh`; so are routers in float32.
     """
     layers, split_over = decoder_layers(network.decoder), mesh[TENSOR] if TENSOR in mesh.mesh_dim_names else None
     execution.backend.prepare(network, execution.device, split_over)
@@ -89,6 +92,10 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
                 reshard_after_forward=kept(same),
                 shard_placement_fn=lambda _: Shard(1),
             )
+    if execution.float32_routers:
+        routing = replace(policy, param_dtype=torch.float32, output_dtype=execution.dtype)
+        for router, _ in routers_and_blocks(network.decoder):
+            fully_shard(router, mesh=ranks, mp_policy=routing, reshard_after_forward=kept(ranks))
     for layer in layers:
         if compiles(network, execution):
             # Lengths vary from the start; torch would otherwise compile for the first one, and again in a later step.

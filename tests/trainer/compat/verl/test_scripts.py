@@ -110,7 +110,7 @@ def test_fields_of_megatron_s_layers_that_choose_kernels_or_memory_are_noted(fie
         ("context_parallel_size=2", "context_parallel_size=2 is not supported here"),
         ("moe_aux_loss_coeff=0.01", r"Megatron's loss is a mean over the tokens of a micro-batch"),
         ("moe_z_loss_coeff=0.001", r"that of actor\.router_z_loss one over responses"),
-        ("moe_router_dtype=fp32", "there is no such setting for experts"),
+        ("moe_router_dtype=fp64", "moe_router_dtype=fp64 is not supported here"),
         ("normalization=LayerNorm", "the model's config.json decides"),
         ("window_size=512", "the model's config.json decides"),
     ],
@@ -122,6 +122,23 @@ def test_fields_of_megatron_s_layers_that_change_the_result_are_refused(field: s
     name, _, value = field.partition("=")
     with pytest.raises(ConfigError, match=reason):
         load_config(["verl_megatron"], [f"+{MEGATRON}={{{name}: {value}}}"])
+
+
+@pytest.mark.parametrize("form", ["+{}.moe_router_dtype=fp32", "+{}={{moe_router_dtype: fp32}}"])
+def test_routers_compute_in_float32_as_megatron_s_do(form: str) -> None:
+    critic = "critic.megatron.override_transformer_config"
+    config, notes = load_config(["verl_megatron"], [form.format(MEGATRON)])
+    assert (config.actor.router_dtype, config.critic.router_dtype) == ("float32", "model")
+    assert any("routers are not rounded" in note for note in notes)
+    assert load_config(["verl_megatron"], [form.format(critic)])[0].critic.router_dtype == "float32"
+
+
+def test_a_reference_routes_as_the_actor_does() -> None:
+    of_reference = MEGATRON.replace("actor.", "ref.", 1)
+    both = [f"+{section}.moe_router_dtype=fp32" for section in (MEGATRON, of_reference)]
+    assert load_config(["verl_megatron"], both)[0].actor.router_dtype == "float32"
+    with pytest.raises(ConfigError, match="moe_router_dtype=fp32 is not supported here"):
+        load_config(["verl_megatron"], both[1:])
 
 
 def test_neutral_fields_of_megatron_s_layers_need_no_note() -> None:

@@ -4,7 +4,7 @@ Those that choose kernels, memory or placement have no effect on the result. Tho
 must agree with what happens here. Every other field is refused.
 """
 
-from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, word
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, unsupported, word
 from trainer.errors import ConfigError
 
 NAME = "override_transformer_config"
@@ -43,7 +43,6 @@ _SAME: dict[str, tuple[str, ...]] = {
     "tensor_model_parallel_size": ("1",),
     "use_arbitrary_attention_mask": ("false",),
     "moe_router_bias_update_rate": ("0", "0.0"),
-    "moe_router_dtype": ("null",),
     "moe_router_enable_expert_bias": ("false",),
     "moe_router_load_balancing_type": ("none", "null"),
 }
@@ -73,13 +72,28 @@ def balance(ours: str) -> Rule:
     return rule
 
 
+def router_dtype(key: str, value: Value, given: Given) -> Translation:
+    """Megatron-Core's type of the routers' products. A reference computes as the actor does."""
+    role = "critic" if key.startswith("critic.") else "actor"
+    of_actor = key.replace("actor_rollout_ref.ref.", "actor_rollout_ref.actor.", 1)
+    if word(value) == "null" or (key != of_actor and word(value) == word(given.get(of_actor))):
+        return Translation({})
+    if word(value) != "fp32" or key != of_actor:
+        raise unsupported(key, value, ("null", "fp32"))
+    return Translation({f"{role}.router_dtype": "float32"}, "the weights of routers are not rounded to bfloat16 either")
+
+
 def whole(key: str, value: Value, given: Given) -> Translation:
     """The fields as one mapping."""
     if not isinstance(value, dict):
         return only("null", "none", "{}")(key, value, given)
-    translations = [FIELDS.get(name, of_the_model)(f"{key}.{name}", field, given) for name, field in value.items()]
+    fields = {f"{key}.{name}": field for name, field in value.items()}
+    translations = [
+        FIELDS.get(name, of_the_model)(f"{key}.{name}", field, {**given, **fields}) for name, field in value.items()
+    ]
     notes = "; ".join(translation.note for translation in translations if translation.note)
-    return Translation({}, notes, ignored=True)
+    merged = {ours: mapped for translation in translations for ours, mapped in translation.settings.items()}
+    return Translation(merged, notes, ignored=not merged)
 
 
 FIELDS: dict[str, Rule] = {
@@ -90,6 +104,7 @@ FIELDS: dict[str, Rule] = {
     ),
     **dict.fromkeys(_RECOMPUTE, no_effect("see actor.activation_checkpointing")),
     **{name: only(*accepted) for name, accepted in _SAME.items()},
+    "moe_router_dtype": router_dtype,
     "moe_aux_loss_coeff": balance("actor.router_aux_loss"),
     "moe_z_loss_coeff": balance("actor.router_z_loss"),
 }
