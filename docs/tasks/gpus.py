@@ -1,19 +1,20 @@
-"""The table of docs/tasks/gpus.md: the fewest GPUs for which `trainer plan` finds a plan. Nothing is measured.
+"""Writes the table of gpus.md: the fewest GPUs for which `trainer plan` finds a plan. Nothing is measured.
 
-    python docs/tasks/gpus.py            # prints the table; in an image, or where trainer's packages are installed
+    python docs/tasks/gpus.py            # in an image, or where its packages are installed; two minutes
 
 Models are described by their published config.json alone; no weights are read.
 """
 
 import json
+import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+PAGE = Path(__file__).with_suffix(".md")
+sys.path.insert(0, str(PAGE.parents[2]))
 
 from trainer.commands.options import load  # noqa: E402
 from trainer.errors import ConfigError  # noqa: E402
@@ -54,9 +55,7 @@ def shape(family: Mapping[str, Any], hidden: int, intermediate: int, layers: int
 
 
 MODELS = {
-    "Qwen2.5-0.5B": shape(
-        QWEN2, 896, 4864, 24, 14, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True
-    ),
+    "Qwen2.5-0.5B": shape(QWEN2, 896, 4864, 24, 14, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen3-0.6B": shape(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
     "Qwen3-4B": shape(QWEN3, 2560, 9728, 36, 32, tie_word_embeddings=True),
     "Qwen3-8B": shape(QWEN3, 4096, 12288, 36, 32),
@@ -86,30 +85,30 @@ def fits(model: Path, kind: str, gpus: int, gib: int) -> bool:
         given = [f"model.path={model}", *JOB, *KINDS[kind], f"rollout.tensor_parallel={tensor_parallel}"]
         try:
             plan = plan_without_cluster(load(["grpo"], given), nodes, each, gib)
-        except ConfigError:  # it does not fit, or the model has no so many heads to split
+        except ConfigError:  # it does not fit, or this many GPUs do not divide the model
             continue
         if not tight(plan.shares):
             return True
     return False
 
 
-def rows(folder: Path) -> Iterator[str]:
-    """The lines of the table."""
-    yield f"| | {' | '.join(f'{label} GB' for label in MEMORY)} |"
-    yield f"| --- |{' --- |' * len(MEMORY)}"
-    for name, config in MODELS.items():
-        model = folder / name
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        cells = ("/".join(fewest(model, kind, gib) for kind in KINDS) for gib in MEMORY.values())
-        yield f"| {name} | {' | '.join(cells)} |"
-
-
 def fewest(model: Path, kind: str, gib: int) -> str:
-    return next((str(count) for count in COUNTS if fits(model, kind, count, gib)), "–")
+    found = (str(gpus) for gpus in COUNTS if fits(model, kind, gpus, gib))
+    return next(found, f">{COUNTS[-1]}")
+
+
+def row(name: str, folder: Path) -> str:
+    """The row of a model, whose config.json is written below the folder."""
+    model = folder / name
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODELS[name]), encoding="utf-8")
+    cells = ("/".join(fewest(model, kind, gib) for kind in KINDS) for gib in MEMORY.values())
+    return f"| {name} | {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":
+    page = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as made:
-        for row in rows(Path(made)):
-            print(row, flush=True)
+        for name in MODELS:
+            page = re.sub(rf"^\| {re.escape(name)} \|.*\n", row(name, Path(made)), page, flags=re.MULTILINE)
+    PAGE.write_text(page, encoding="utf-8")
