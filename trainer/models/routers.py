@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from trainer.errors import DataError
 from trainer.models.context_parallel import ContextGroup
@@ -298,14 +299,13 @@ def _probe(router: nn.Module, block: nn.Module) -> Any:
 
     copied = copy.deepcopy(router)
     copied._forward_hooks.clear()
-    copied = copied.to_empty(device="cpu").float()
-    for tensor in chain(copied.parameters(), copied.buffers()):
-        tensor.data.copy_(random(*tensor.shape))
+    # In place of its own, which may be on meta or in files.
+    tensors = {name: random(*own.shape) for name, own in chain(copied.named_parameters(), copied.named_buffers())}
     # Further arguments are tensors of the block, such as a bias that corrects the choice.
     _, *further = inspect.signature(router.forward).parameters
     arguments = [random(*getattr(block, name).shape) for name in further]
     with torch.no_grad():
-        return copied(random(PROBED, router.weight.shape[1]), *arguments)
+        return functional_call(copied, tensors, (random(PROBED, router.weight.shape[1]), *arguments))
 
 
 def check_routers(language_model: nn.Module, settings: list[str]) -> None:
