@@ -113,6 +113,7 @@ class Routers:
         Without rows it is over any tokens, which choose by themselves.
         """
         if self.rule is None:
+            assert rows is None or rows.routes is None, "choices are given to routers without a known rule"
             return
         self._rows, self._context, self._in_pass = rows, context, True
         self._chosen = [torch.empty(0)] * self.layers
@@ -128,6 +129,7 @@ class Routers:
 
         Losses that balance add their gradients, multiplied by `factor`.
         """
+        assert self.rule is not None or not any(self.coefficients), "losses of routers without a known rule"
         self._factor = factor / max(1, responses) if any(self.coefficients) else None
         try:
             yield RouterRecord(self, responses)
