@@ -302,7 +302,7 @@ def _probe(router: nn.Module, block: nn.Module) -> Any:
     copied = copy.deepcopy(router)
     copied._forward_hooks.clear()
     # In place of its own, which may be on meta or in files.
-    tensors = {name: random(*own.shape) for name, own in chain(copied.named_parameters(), copied.named_buffers())}
+    tensors = {name: random(*tensor.shape) for name, tensor in chain(copied.named_parameters(), copied.named_buffers())}
     # Further arguments are tensors of the block, such as a bias that corrects the choice.
     _, *further = inspect.signature(router.forward).parameters
     arguments = [random(*getattr(block, name).shape) for name in further]
