@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from trainer.errors import DataError
 from trainer.models.context_parallel import ContextGroup
@@ -112,6 +113,7 @@ class Routers:
         Without rows it is over any tokens, which choose by themselves.
         """
         if self.rule is None:
+            assert rows is None or rows.routes is None, "choices are given to routers without a known rule"
             return
         self._rows, self._context, self._in_pass = rows, context, True
         self._chosen = [torch.empty(0)] * self.layers
@@ -127,6 +129,7 @@ class Routers:
 
         Losses that balance add their gradients, multiplied by `factor`.
         """
+        assert self.rule is not None or not any(self.coefficients), "losses of routers without a known rule"
         self._factor = factor / max(1, responses) if any(self.coefficients) else None
         try:
             yield RouterRecord(self, responses)
@@ -298,14 +301,13 @@ def _probe(router: nn.Module, block: nn.Module) -> Any:
 
     copied = copy.deepcopy(router)
     copied._forward_hooks.clear()
-    copied = copied.to_empty(device="cpu").float()
-    for tensor in chain(copied.parameters(), copied.buffers()):
-        tensor.data.copy_(random(*tensor.shape))
+    # In place of its own, which may be on meta or in files.
+    tensors = {name: random(*tensor.shape) for name, tensor in chain(copied.named_parameters(), copied.named_buffers())}
     # Further arguments are tensors of the block, such as a bias that corrects the choice.
     _, *further = inspect.signature(router.forward).parameters
     arguments = [random(*getattr(block, name).shape) for name in further]
     with torch.no_grad():
-        return copied(random(PROBED, router.weight.shape[1]), *arguments)
+        return functional_call(copied, tensors, (random(PROBED, router.weight.shape[1]), *arguments))
 
 
 def check_routers(language_model: nn.Module, settings: list[str]) -> None:

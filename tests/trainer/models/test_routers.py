@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tests.trainer.models.expert_families import EXPERTS, ROUTED
+from tests.trainer.models.expert_families import EXPERTS, ROUTED, write_experts_model
 from tests.trainer.models.test_log_probs_by_family import language_model, rows
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.routes import Routes, Segment
 from trainer.errors import DataError
 from trainer.models.networks import PolicyNetwork, is_packed
 from trainer.models.packing import PackedRows, routes_of_rows
+from trainer.models.pretrained import load_language_model
 from trainer.models.routers import Routers, check_routers, imbalance, routers_and_blocks
 
 HINT = "leave it out"
@@ -75,6 +77,11 @@ def test_a_rule_gives_the_weights_and_gradients_of_the_familys_own_router(case: 
         )
         assert by_family.any()
         assert_close(by_rule, by_family)
+
+
+def test_the_rule_of_a_model_whose_weights_stay_in_their_files(tmp_path: Path) -> None:
+    in_files = load_language_model(write_experts_model(tmp_path / "model", "deepseek_v3"), in_files=True)
+    assert Routers(in_files.get_decoder()).rule == Routers(network("deepseek_v3").decoder).rule is not None
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
