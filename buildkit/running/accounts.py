@@ -22,6 +22,7 @@ ACCOUNTS = {
     "WANDB_*": "Weights & Biases: your key, its server, the project's entity",
     "MLFLOW_*": "MLflow: its server and your account there",
     "SWANLAB_*": "SwanLab: your key, its server",
+    "TRACKIO_*": "Trackio: where its runs are kept and shown",
 }
 """Patterns of variables that are passed on if they are set, each with its reason."""
 PATHS = ("/", "./", "../", "~", "file:", "sqlite:")

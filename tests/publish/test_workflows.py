@@ -80,7 +80,8 @@ def test_proposed_locks_go_to_a_branch_of_their_own(tmp_path: Path) -> None:
     for folder in (checkout / "ci", checkout / "tests", checkout / "images/locks", tools):
         folder.mkdir(parents=True)
     shutil.copy2(ROOT / "ci/propose-locks", checkout / "ci")
-    for name in ("ci/requirements.txt", "tests/requirements.txt", "images/locks/cpu.txt", "other"):
+    locks = ("ci/requirements.txt", "tests/requirements.txt", "tests/hubs-requirements.txt", "images/locks/cpu.txt")
+    for name in (*locks, "other"):
         (checkout / name).write_text("old\n")
     (tools / "gh").write_text(f'#!/bin/sh\necho "$1 $2" >>{tmp_path}/calls\n')
     (tools / "gh").chmod(0o755)
