@@ -21,7 +21,10 @@ import trainer
 from trainer.rewards.sandbox.programs import Ended
 
 ROOT = Path(trainer.__file__).parent.parent
-_CODE = ("trainer/__init__.py", "trainer/errors.py", "trainer/rewards/__init__.py", "trainer/rewards/sandbox")
+_CODE = (
+    *("trainer/__init__.py", "trainer/api.py", "trainer/errors.py", "trainer/packages.py"),
+    *("trainer/rewards/__init__.py", "trainer/rewards/sandbox"),
+)
 _USER = 12345
 # A client of the sandbox, in a process of its own: calls on standard input, results on standard output.
 _CLIENT = """
