@@ -1,15 +1,12 @@
 """Programs that start engines."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[3]
+from tests.trainer.training.ranks import run_program
 
 # Engines of vLLM: the rank of the adapters, and the processes that the engine spans.
 VLLM = [
@@ -22,11 +19,6 @@ VLLM = [
 def results_of(program: Path, directory: Path, *arguments: object) -> dict[str, Any]:
     """What the program writes to results.json in the directory. A process of its own, because importing vLLM changes
     torch."""
-    subprocess.run(
-        [sys.executable, program, directory, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        check=True,
-        timeout=280,
-    )
+    run_program(program, directory, *map(str, arguments))
     results: dict[str, Any] = json.loads((directory / "results.json").read_text())
     return results

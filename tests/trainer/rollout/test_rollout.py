@@ -13,6 +13,7 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from tests.trainer.rollout.conftest import results_of
+from tests.trainer.training.ranks import environment
 from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.truncation import Truncation, truncated
 from trainer.config.tree import Config
@@ -249,10 +250,9 @@ try:
 except WorkerError as error:
     print(f"{error}; {error.hint}")
 """
-    environment = {**os.environ, **engine_environment(enforce_eager=True), "PYTHONPATH": str(PROGRAM.parents[3])}
     run = subprocess.run(
         [sys.executable, "-c", program, model],
-        env=environment,
+        env=environment() | engine_environment(enforce_eager=True),
         capture_output=True,
         text=True,
         timeout=240,
