@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.trainer.rollout.conftest import REPOSITORY
+from tests.trainer.training.ranks import REPOSITORY
 from tests.trainer.rollout.vllm.upstream import changes, installed, source
 from trainer.rollout.vllm.patches import PATCHES, VERSIONS
 
