@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tests.trainer.training.ranks import REPOSITORY
 from tests.trainer.rollout.vllm.upstream import changes, installed, source
+from tests.trainer.training.ranks import REPOSITORY
 from trainer.rollout.vllm.patches import PATCHES, VERSIONS
 
 PLACES = sorted({place for patch in PATCHES.values() for place in patch.depends_on})
