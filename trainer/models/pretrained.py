@@ -15,19 +15,27 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
+    PretrainedConfig,
 )
 
 from trainer.errors import DataError
 from trainer.models.file_weights import FileWeight, file_weights
 
+MOST_LAYERS = 1000  # the largest models have about a hundred
 _NO_CODE = {"trust_remote_code": False}
 _LOCAL = {"local_files_only": True, **_NO_CODE}
 _WEIGHTS = {**_LOCAL, "use_safetensors": True}  # others are pickles
 
 
 def read_config(model: Path) -> Any:
-    """The configuration of a model. Raises DataError."""
+    """The configuration of a model. Raises DataError, also for more layers than `MOST_LAYERS`."""
     with _explained(model):
+        settings, _ = PretrainedConfig.get_config_dict(model, **_LOCAL)
+        # Transformers would make a list of them, whatever their number.
+        for section in (settings, settings.get("text_config")):
+            layers = section.get("num_hidden_layers") if isinstance(section, dict) else None
+            if isinstance(layers, int | float) and layers > MOST_LAYERS:
+                raise ValueError(f"config.json has num_hidden_layers={layers}, more than {MOST_LAYERS:,}")
         return AutoConfig.from_pretrained(model, **_LOCAL)
 
 

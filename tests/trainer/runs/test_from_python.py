@@ -1,7 +1,6 @@
 """Runs that Python starts: the notebook of the examples, an interrupt, and several runs in one process."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.json_lines import read_rows
+from tests.trainer.training.ranks import environment
 from trainer.data.arithmetic import write_arithmetic
 
 ROOT = Path(__file__).parents[3]
@@ -26,10 +26,10 @@ def temporary() -> Iterator[Path]:
 
 def python(temporary: Path, cwd: Path, *arguments: object) -> str:
     """The standard output of a program that starts runs, and has left nothing of them."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(temporary)}
-    environment.pop("RAY_ADDRESS", None)
+    variables = {**environment(), "RAY_TMPDIR": str(temporary)}
+    variables.pop("RAY_ADDRESS", None)
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert list(temporary.iterdir()) == []
     return done.stdout
