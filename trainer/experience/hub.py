@@ -46,6 +46,23 @@ class Policy:
         """An AsyncOpenAI, which is not to be closed: its pool is that of all conversations."""
         return _pool().with_options(base_url=self.url, api_key=self.key)
 
+    async def reply(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any] | None:
+        """The policy's next message; None if the conversation has no room for one."""
+        from openai import BadRequestError
+
+        try:
+            completion = await self.client().chat.completions.create(
+                model=self.model, messages=messages, **({"tools": tools} if tools else {})
+            )
+        except BadRequestError as error:
+            if error.code in FULL:
+                return None
+            raise
+        message: dict[str, Any] = completion.choices[0].message.model_dump(exclude_none=True)
+        return message
+
 
 @dataclass(frozen=True)
 class Task:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.experience.hub import FULL, SPLITS, HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
+from trainer.experience.hub import SPLITS, HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
 
 Message = dict[str, Any]
 
@@ -38,9 +38,8 @@ class NemoGymEnvironment:
 
     async def play(self, split: str, number: int, policy: Policy) -> Outcome:
         import httpx
-        from openai import BadRequestError
 
-        row, client = self._rows[split][number], policy.client()
+        row = self._rows[split][number]
         output: list[dict[str, Any]] = []
         messages, tools = _messages(row), _tools(row)
         async with httpx.AsyncClient(base_url=self._url, timeout=None) as server:
@@ -48,15 +47,8 @@ class NemoGymEnvironment:
                 raise RuntimeError("the server offers its tools over MCP, and only tools over HTTP are supported")
             calls: list[Any] = [None]
             while calls:
-                try:
-                    reply = await client.chat.completions.create(
-                        model=policy.model, messages=messages, **({"tools": tools} if tools else {})
-                    )
-                except BadRequestError as error:
-                    if error.code in FULL:
-                        break
-                    raise
-                message = reply.choices[0].message.model_dump(exclude_none=True)
+                if (message := await policy.reply(messages, tools)) is None:
+                    break
                 messages.append(message)
                 calls = message.get("tool_calls") or []
                 if text := message.get("content"):

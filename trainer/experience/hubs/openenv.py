@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.experience.hub import FULL, HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
+from trainer.experience.hub import HubEnvironment, HubRow, Outcome, Policy, Task, UnusableEnvironmentError
 
 _OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")  # titles of the actions of servers that offer tools
 _BESIDE = ("done", "reward", "metadata")  # fields of every observation
@@ -48,25 +48,17 @@ class OpenEnvEnvironment:
         return [Task([{"role": "user", "content": f"episode {seed}"}]) for seed in self._seeds[split]]
 
     async def play(self, split: str, number: int, policy: Policy) -> Outcome:
-        from openai import BadRequestError
         from openenv import GenericEnvClient
 
-        total, steps, client = 0.0, 0, policy.client()
+        total, steps = 0.0, 0
         async with GenericEnvClient(base_url=self._url) as server:
             result = await server.reset(seed=self._seeds[split][number], **self._reset)
             tools = await _tools(server) if self._has_tools else []
             messages: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
             messages.append({"role": "user", "content": self._shown(result.observation)})
             while not result.done:
-                try:
-                    reply = await client.chat.completions.create(
-                        model=policy.model, messages=messages, **({"tools": tools} if tools else {})
-                    )
-                except BadRequestError as error:
-                    if error.code in FULL:
-                        break
-                    raise
-                message = reply.choices[0].message.model_dump(exclude_none=True)
+                if (message := await policy.reply(messages, tools)) is None:
+                    break
                 messages.append(message)
                 actions = self._actions(message)
                 if not actions:
