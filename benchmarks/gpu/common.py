@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.lengths import give_lengths
+from trainer.models.context_parallel import RankGroup
 from trainer.planning.model_size import ModelSize
 
 Result = TypeVar("Result")
@@ -109,6 +110,23 @@ class MixtureShape(Shape):
         size = ModelSize.of_mixture(random_model(self, "meta", torch.float32))
         assert size is not None
         return size
+
+
+class OneOfSeveral(RankGroup):
+    """The first of several members, in a process that has none beside it. `sent` counts bytes."""
+
+    def __init__(self, members: int) -> None:
+        super().__init__(dist.group.WORLD)
+        self.members = members
+        self.sent = 0
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def size(self) -> int:
+        return self.members
 
 
 SHAPES = {

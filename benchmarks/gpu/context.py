@@ -16,7 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu.common import SHAPES, Results, arguments, join_alone, matrix_rate, random_model, seconds
+from benchmarks.gpu.common import (
+    SHAPES,
+    OneOfSeveral,
+    Results,
+    arguments,
+    join_alone,
+    matrix_rate,
+    random_model,
+    seconds,
+)
 from benchmarks.gpu.train_step import make_batch, policy_loss
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
@@ -31,21 +40,8 @@ from trainer.training.ranks.sharding import Execution
 LEAST_TOKENS = 64  # of a row
 
 
-class LocalCopies(ContextGroup):
+class LocalCopies(OneOfSeveral, ContextGroup):
     """One of several members, which receives copies of what it sends itself. `sent` counts the bytes."""
-
-    def __init__(self, members: int) -> None:
-        super().__init__(dist.group.WORLD)
-        self.members = members
-        self.sent = 0
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return self.members
 
     def exchange(self, parts: Tensor) -> Tensor:
         parts = parts.contiguous()

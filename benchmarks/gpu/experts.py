@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from benchmarks.gpu.common import (
     SHAPES,
     MixtureShape,
+    OneOfSeveral,
     Results,
     arguments,
     join_alone,
@@ -57,21 +58,8 @@ MIXTURES = [name for name, shape in SHAPES.items() if isinstance(shape, MixtureS
 DEGREES = 16
 
 
-class LocalCopies(ExpertGroup):
+class LocalCopies(OneOfSeveral, ExpertGroup):
     """One of several members with the same tokens, which receives copies of rows that it has. `sent` counts bytes."""
-
-    def __init__(self, members: int) -> None:
-        super().__init__(dist.group.WORLD)
-        self.members = members
-        self.sent = 0
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return self.members
 
     def loads(self, counts: Tensor) -> Tensor:
         return counts.cpu().view(1, self.members, -1).repeat(self.members, 1, 1)

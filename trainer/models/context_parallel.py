@@ -14,13 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class ContextGroup:
-    """The ranks that compute the same rows, and what they exchange. Every member must call each method.
-
-    Members have strided shares of a line: token i belongs to member i % size. Response tokens lie together, so every
-    member computes as many of their logits as the others, which shares of adjacent tokens would not do. The price is
-    one more copy of what is exchanged.
-    """
+class RankGroup:
+    """Neighbouring ranks that share the work of a layer."""
 
     # No dataclass: FSDP2 would hand each layer a copy of it, as it does with tensors' containers.
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -33,6 +28,15 @@ class ContextGroup:
     @property
     def size(self) -> int:
         return int(dist.get_world_size(self.group))
+
+
+class ContextGroup(RankGroup):
+    """The ranks that compute the same rows, and what they exchange. Every member must call each method.
+
+    Members have strided shares of a line: token i belongs to member i % size. Response tokens lie together, so every
+    member computes as many of their logits as the others, which shares of adjacent tokens would not do. The price is
+    one more copy of what is exchanged.
+    """
 
     def repeated(self, tensor: Tensor) -> Tensor:
         """Key-value heads, [1, heads, ...], repeated until they can be divided: each query head keeps its own."""

@@ -21,25 +21,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.moe import ExpertsInterface, _grouped_linear
 
 from trainer.errors import ConfigError, DataError
+from trainer.models.context_parallel import RankGroup
 
 NAME = "parallel"
 # A rank computes at once at most this many times as many tokens as the ranks of its group do on average.
 MOST_AT_ONCE = 2
 
 
-class ExpertGroup:
+class ExpertGroup(RankGroup):
     """The ranks among which each layer's experts are divided, in their order. Every member must call each method."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-
-    @property
-    def rank(self) -> int:
-        return int(dist.get_rank(self.group))
-
-    @property
-    def size(self) -> int:
-        return int(dist.get_world_size(self.group))
 
     def loads(self, counts: Tensor) -> Tensor:
         """The tokens for each expert: own ones, [experts] -> [rank that has them, rank of the expert, its experts], on
