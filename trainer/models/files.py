@@ -117,9 +117,8 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
     check_exported(actor, read_json(actor / "config.json"), "model.path")
-    _check_sharing("actor", config.actor, actor)
+    _check_layers("actor", config.actor, actor)
     _check_backend("actor", config.actor, actor)
-    _check_routers("actor", config.actor, actor)
     _check_positions(config, actor, longest)
     _check_heads(actor, config.rollout.tensor_parallel)
     if config.reward.model.path is not None:
@@ -133,15 +132,14 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
                 hint="use a teacher of the same model family",
             )
         check_causal(teacher, read_json(teacher / "config.json"), "distillation.teacher")
-        _check_sharing("actor", config.actor, teacher)
+        _check_layers("actor", config.actor, teacher, routes=False)
         _check_positions(config, teacher)
     critic = config.critic.path
     if config.needs_critic:
         if critic is not None:
             _vocabulary_size(critic, "critic.path")
-        _check_sharing("critic", config.critic, critic or actor)
+        _check_layers("critic", config.critic, critic or actor)
         _check_backend("critic", config.critic, critic or actor)
-        _check_routers("critic", config.critic, critic or actor)
     if not config.needs_critic or critic is None:
         return
     if not _same_words(actor, critic, "critic.path"):
@@ -154,21 +152,18 @@ def check_models(config: WorkersConfig, longest: str | None = None) -> None:
     _check_positions(config, critic)
 
 
-def _check_sharing(role: str, settings: TrainedModelConfig, model: Path) -> None:
+def _check_layers(role: str, settings: TrainedModelConfig, model: Path, routes: bool = True) -> None:
+    """What depends on the layers that Transformers makes; `routes`: settings of routers are for this model too."""
     sharding = settings.sharding
-    if sharding.context_parallel > 1 or sharding.expert_parallel > 1:
-        from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
+    given = [f"{role}.{setting}" for setting in settings.needs_routers] if routes else []
+    if sharding.context_parallel == sharding.expert_parallel == 1 and not given:
+        return
+    from trainer.models.pretrained import empty_language_model  # takes seconds, and few runs need it
 
-        language_model = empty_language_model(model)
-        check_context_parallel(language_model, role, sharding.context_parallel, sharding.tensor_parallel)
-        check_expert_parallel(language_model, role, sharding.expert_parallel)
-
-
-def _check_routers(role: str, settings: TrainedModelConfig, model: Path) -> None:
-    if given := [f"{role}.{setting}" for setting in settings.needs_routers]:
-        from trainer.models.pretrained import empty_language_model
-
-        check_routers(empty_language_model(model), given)
+    language_model = empty_language_model(model)
+    check_context_parallel(language_model, role, sharding.context_parallel, sharding.tensor_parallel)
+    check_expert_parallel(language_model, role, sharding.expert_parallel)
+    check_routers(language_model, given)
 
 
 def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None:
