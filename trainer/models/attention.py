@@ -152,20 +152,6 @@ def _by_flash(
     return attended[..., :of_values]
 
 
-@torch.compiler.disable  # as torch's own operator
-def _with_sinks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sinks: Tensor,
-    lengths: _Lengths,
-    scale: float | None,
-    bounds: tuple[int, int],
-) -> Tensor:
-    attended: Tensor = _FlashWithSinks.apply(query, key, value, sinks, lengths, scale, bounds)
-    return attended
-
-
 class _FlashWithSinks(torch.autograd.Function):  # type: ignore[misc]
     """FlashAttention whose softmax has one more term in its sum for each head.
 
@@ -199,6 +185,10 @@ class _FlashWithSinks(torch.autograd.Function):  # type: ignore[misc]
         by_head = (gradient.float() * output.float()).sum(dim=-1).T  # [heads, tokens]
         of_sinks = -((sinks.float().unsqueeze(1) - lse).exp() * by_head).sum(dim=1)
         return *gradients, of_sinks.to(sinks.dtype), None, None, None
+
+
+# Not in graphs, as torch's own operator.
+_with_sinks = torch.compiler.disable(_FlashWithSinks.apply)
 
 
 def flash_forward(
