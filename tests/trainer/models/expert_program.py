@@ -25,7 +25,6 @@ from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.lora import adapted_layers, add_adapters
 from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine, parameter_groups
-from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharded_state import ShardedState
 from trainer.training.ranks.sharding import Execution
 
@@ -159,7 +158,7 @@ def engine_of(case: Case) -> TrainingEngine:
     return engine
 
 
-def found(case: Case) -> Found:
+def trained(case: Case) -> Found:
     """Log-probs of all rows, gradients and metrics, then the metrics and weights of some updates."""
     engine, limit = engine_of(case), MicroBatchLimit(case.rows)
     members = engine.ranks_per_data_group
@@ -207,15 +206,11 @@ def resumed(case: Case, directory: Path) -> dict[str, Tensor]:
     return whole_weights(engine)
 
 
-def run(rank: int, world_size: int, port: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
-    results: dict[str, Any] = {case.name: found(case) for case in CASES[world_size]}
+def run(rank: int, world_size: int, directory: Path) -> None:
+    results: dict[str, Any] = {case.name: trained(case) for case in CASES[world_size]}
     results["resumed"] = resumed(RESUMED[world_size], directory)
     if rank == 0:
         torch.save(results, directory / f"world_{world_size}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(directory: Path) -> None:

@@ -20,7 +20,6 @@ from trainer.config.tree import Config
 from trainer.roles.actor import ActorWorker
 from trainer.roles.worker import micro_batch_limit
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharding import Execution
 
 # With its default epsilon, AdamW would amplify the rounding of gradients near 0.
@@ -81,14 +80,10 @@ def found(case: Rows, sharding: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def run(rank: int, world_size: int, port: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+def run(rank: int, world_size: int, directory: Path) -> None:
     results = [found(case, sharding) for case, sharding in CASES[world_size]]
     if rank == 0:
         torch.save(results, directory / f"world_{world_size}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(directory: Path) -> None:

@@ -24,7 +24,6 @@ from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.models.pretrained import empty_language_model, load_language_model
 from trainer.training.engine import TrainingEngine
 from trainer.training.ranks.loading import take_weights
-from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharding import Execution
 
 LAYOUTS = {
@@ -62,9 +61,7 @@ def experts_and_shards(directory: Path) -> list[str]:
     return different(network, expected)
 
 
-def run(rank: int, world_size: int, port: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+def run(rank: int, world_size: int, directory: Path) -> None:
     results: dict[Any, Any] = {}
     for name, sharding in LAYOUTS[world_size].items():
         for family in FAMILIES:
@@ -100,8 +97,6 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
         results["other files"] = [results_of_rank.get("other files") for results_of_rank in gathered]
     if rank == 0:
         torch.save(results, directory / f"loaded_{world_size}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(directory: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.trainer.models.test_families import small_model
@@ -24,7 +23,6 @@ from trainer.models.backend import training_backend
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import LossFunction, TrainingEngine
-from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharded_state import ShardedState
 from trainer.training.ranks.sharding import Execution
 
@@ -107,8 +105,7 @@ def refused_biases() -> str:
     return ""
 
 
-def run(rank: int, world_size: int, port: int, directory: Path) -> None:
-    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+def run(rank: int, world_size: int, directory: Path) -> None:
     rows = rows_of_group(ShardingConfig())
     of_two = rows_of_group(ShardingConfig(tensor_parallel=2)) if world_size > 1 else rows
     result: dict[Any, Any] = {}
@@ -153,8 +150,6 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
         result["next of split"] = continuation(engine, of_two)
     if rank == 0:
         torch.save(result, directory / f"world_{world_size}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(directory: Path) -> None:
@@ -165,5 +160,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]))

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.training.ranks.process_group import open_store
+import torch
+import torch.distributed as dist
+
+from trainer.training.ranks.process_group import connect_store, join, open_store
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -39,14 +42,26 @@ def run_ranks(program: Path, world_size: int, directory: Path) -> None:
             rank.wait()
 
 
-def fork_ranks(run: Callable[[int, int, int, Path], None], world_size: int, directory: Path) -> None:
-    """Calls `run(rank, world_size, port, directory)` in a fork of this process for each rank; all have to succeed."""
+Run = Callable[[int, int, Path], None]
+
+
+def fork_ranks(run: Run, world_size: int, directory: Path) -> None:
+    """Calls `run(rank, world_size, directory)` in a fork of this process for each rank of a process group on CPU; all
+    have to succeed."""
     store = open_store("127.0.0.1", world_size, timeout=60)
     fork = multiprocessing.get_context("fork").Process
-    ranks = [fork(target=run, args=(rank, world_size, store.port, directory)) for rank in range(world_size)]
+    ranks = [fork(target=_rank, args=(run, rank, world_size, store.port, directory)) for rank in range(world_size)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join()
     if any(rank.exitcode for rank in ranks):
         sys.exit(f"{world_size} ranks ended with {[rank.exitcode for rank in ranks]}")
+
+
+def _rank(run: Run, rank: int, world_size: int, port: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+    run(rank, world_size, directory)
+    dist.barrier()
+    dist.destroy_process_group()

@@ -22,7 +22,6 @@ from trainer.data.batches.routes import Routes, Segment
 from trainer.models.networks import PolicyNetwork
 from trainer.models.routers import RouterLosses
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.ranks.process_group import connect_store, join
 from trainer.training.ranks.sharding import Execution
 
 SETTINGS = OptimizerSettings(1e-2, 0.0, 1.0, arguments={"eps": 1e-3})
@@ -81,9 +80,7 @@ def update(engine: TrainingEngine, batch: Batch, limit: MicroBatchLimit) -> dict
     return {"metrics": metrics, "gradients": gradients}
 
 
-def run(rank: int, world_size: int, port: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+def run(rank: int, world_size: int, directory: Path) -> None:
     results = {
         (family, name): results_of(family, *layout)
         for family in FAMILIES
@@ -93,8 +90,6 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
     dist.all_gather_object(everything, results)
     if rank == 0:
         torch.save(everything, directory / f"world_{world_size}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(directory: Path) -> None:
