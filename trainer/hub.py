@@ -74,7 +74,7 @@ def _explained(name: str, kind: Kind, where: str, instead: str, verb: str = "rea
     except RepositoryNotFoundError as error:
         raise DataError(
             f"{where} no such {kind} on the hub, or a private one",
-            hint=f"check the name, set HF_TOKEN for a private one, or {instead}",
+            hint=f"check the name, set HF_TOKEN if the {kind} is private, or {instead}",
         ) from error
     except (HTTPError, OSError, ValueError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):

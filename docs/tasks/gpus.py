@@ -93,8 +93,7 @@ def fits(model: Path, kind: str, gpus: int, gib: int) -> bool:
 
 
 def fewest(model: Path, kind: str, gib: int) -> str:
-    found = (str(gpus) for gpus in COUNTS if fits(model, kind, gpus, gib))
-    return next(found, f">{COUNTS[-1]}")
+    return next((str(gpus) for gpus in COUNTS if fits(model, kind, gpus, gib)), f">{COUNTS[-1]}")
 
 
 def row(name: str, folder: Path) -> str:

@@ -23,8 +23,8 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 @dataclass(frozen=True)
 class Experts:
     """The experts of a mixture: `number` in each of `layers` layers, of which a router chooses `chosen` for a token.
-    `width` is that of one, `parameters` counts those of all, and `others` the weights of all other matrices in the
-    layers: attention, routers, shared experts, dense layers."""
+    `width` is the intermediate size of an expert. `parameters` counts all experts of the model, `others` all other
+    matrices of its layers: attention, routers, shared experts, dense layers."""
 
     number: int
     chosen: int
